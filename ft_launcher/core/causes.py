@@ -1,0 +1,134 @@
+"""From evidence to the first cause: who failed first, and who only because a peer had.
+
+When a rank dies its peers' collectives break, and within milliseconds they fail too; restarting because of *them* would name the wrong machine. Two things tell:
+order (on a node by its monotonic clock, between nodes by arrival at the controller, never by wall clocks), and what a rank said: a broken connection is never a
+first cause while somebody else failed otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ft_launcher.core.evidence import Hang, NodeReport, RankExit, RankProgress, signal_name
+from ft_launcher.core.state import Culprit, JobState, Options
+from ft_launcher.core.topology import Topology
+
+SIGNAL_LEAD_NS = 20_000_000
+"""A killed process's sockets close before its parent hears of it: its peers' exceptions may be stamped up to this much earlier (see core/node.py)."""
+
+_PEER_LOST = re.compile(
+    r"connection (was )?(closed|reset|refused)|broken pipe|closed by peer|socket closed|remote process exited|communicator was aborted"
+    r"|recvvector failed|sendbytes failed|recvbytes failed|peer .* (died|left|is gone)|heartbeat timeout|store .* (broken|closed)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One rank's failure and the node it happened on. `arrival`: the order in which the controller first heard of a failure from that node."""
+
+    node_id: str
+    arrival: int
+    exit: RankExit
+
+    @property
+    def victim(self) -> bool:
+        """It says of itself that a peer went away."""
+        said = f"{self.exit.stamp or ''} {self.exit.error.message if self.exit.error else ''}"
+        return self.exit.signal is None and bool(_PEER_LOST.search(said))
+
+    @property
+    def precedence(self) -> tuple[bool, int, int, int]:
+        """Sorts first causes first."""
+        lead = SIGNAL_LEAD_NS if self.exit.signal is not None else 0
+        return (self.victim, self.arrival, self.exit.failed_ns - lead, self.exit.order)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that is known of a cycle when it is settled. `reports` hold one cumulative report for each node that still answers; `lost` the others."""
+
+    state: JobState
+    topology: Topology
+    options: Options
+    reports: Sequence[NodeReport]
+    arrivals: Mapping[str, int]
+    lasted_s: float
+    lost: Mapping[str, str] = field(default_factory=dict)
+
+    def failures(self) -> list[Failure]:
+        """Every failure of a rank's own, first cause first. Victims are behind all others."""
+        found = [
+            Failure(r.node_id, self.arrivals.get(r.node_id, len(self.arrivals)), e)
+            for r in self.reports
+            for e in r.exits.values()
+            if e.failure
+        ]
+        return sorted(found, key=lambda f: f.precedence)
+
+    def hangs(self) -> list[tuple[str, Hang]]:
+        """Confirmed hangs, the one that stood still longest first."""
+        found = [(r.node_id, h) for r in self.reports for h in r.hangs.values()]
+        return sorted(found, key=lambda pair: (-pair[1].since_s, pair[1].rank))
+
+    def progress(self) -> dict[int, RankProgress]:
+        """The last progress of every rank that reported one."""
+        return {rank: p for r in self.reports for rank, p in r.progress.items()}
+
+    def exits(self) -> dict[int, RankExit]:
+        """Every recorded exit by rank."""
+        return {rank: e for r in self.reports for rank, e in r.exits.items()}
+
+    def unfit(self) -> dict[str, str]:
+        """Nodes that cannot take ranks any more, and why."""
+        return {r.node_id: r.unfit for r in self.reports if r.unfit}
+
+    def platform_faults(self) -> dict[str, str]:
+        """Nodes whose launcher processes failed, and how."""
+        return {r.node_id: r.platform_fault for r in self.reports if r.platform_fault}
+
+    def iteration(self) -> int | None:
+        """The highest iteration that any rank reached in this cycle; None without a client or without absolute iterations."""
+        return max((p.iteration for p in self.progress().values() if p.iteration is not None), default=None)
+
+    def steps(self) -> int:
+        """The most steps that any rank completed in this cycle."""
+        return max((p.steps for p in self.progress().values()), default=0)
+
+    def place(self, rank: int) -> str:
+        """`rank 3 (tp=1,cp=0,dp=0,pp=1; node a slot 3)`."""
+        placement = self.state.placement
+        where = f"; node {placement.node_of(rank)} slot {placement.slot_of(rank)}" if placement else ""
+        return f"rank {rank} ({self.topology.coords(rank)}{where})"
+
+    def culprit(self, rank: int, why: str) -> Culprit:
+        """Name a rank in coordinates and place."""
+        placement = self.state.placement
+        node, slot = placement.place(rank) if placement else ("?", -1)
+        return Culprit(rank, str(self.topology.coords(rank)), node, slot, why)
+
+
+def exit_code_of(exit_: RankExit) -> int:
+    """The code the launcher ends with when this exit is the reason: 128+n for a signal, the rank's own otherwise.
+
+    A rank's own 69, 75 or 93 become 1: these words mean something else to the scheduler when the launcher says them.
+    """
+    if exit_.signal is not None:
+        return 128 + exit_.signal
+    code = exit_.code or 0
+    return 1 if code in (69, 75, 93) else code
+
+
+def describe_failure(evidence: Evidence, failure: Failure, others: int) -> str:
+    """`rank 2 (...) was killed by SIGKILL at iteration 41; 3 other ranks failed after it`."""
+    progress = evidence.progress().get(failure.exit.rank)
+    at = f" at iteration {progress.iteration}" if progress and progress.iteration is not None else ""
+    after = f"; {others} other rank{'s' if others > 1 else ''} failed because of it" if others else ""
+    return f"{evidence.place(failure.exit.rank)} {failure.exit.describe()}{at}{after}"
+
+
+def cause_word(failure: Failure) -> str:
+    """The short form for dashboards: `exit 3` or `SIGSEGV`."""
+    return signal_name(failure.exit.signal) if failure.exit.signal is not None else f"exit {failure.exit.code}"

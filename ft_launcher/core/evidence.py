@@ -1,0 +1,237 @@
+"""Evidence: what a node tells the controller about one cycle, as values.
+
+A `NodeReport` is cumulative: each one contains everything its node knows about the cycle, so a lost or repeated report changes nothing. It knows exits, hangs,
+progress and acknowledgements of one node's ranks; it must never hold a conclusion (who was at fault, what to do): that is policy's. Times are CLOCK_MONOTONIC
+nanoseconds of the reporting node and are only ever compared with times of the same node.
+"""
+
+from __future__ import annotations
+
+import signal as _signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+NO_CYCLE = -1
+"""The cycle number before the first: what a node reports when it is ready and has run nothing yet."""
+
+EMPTY: Mapping[int, Any] = MappingProxyType({})
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; `signal 64` for numbers without a name."""
+    try:
+        return _signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+@dataclass(frozen=True, slots=True)
+class RankError:
+    """What a failed rank said of itself: torch.distributed.elastic's error file, the exception stamp or the log's last line, in that order."""
+
+    message: str
+    traceback: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        return {"message": self.message, "traceback": self.traceback}
+
+
+@dataclass(frozen=True, slots=True)
+class RankExit:
+    """How a rank's process ended. Exactly one of `code` and `signal` is set. `failed_ns`: when it failed (an exception's stamp, else the exit), CLOCK_MONOTONIC ns.
+
+    `ended` is true when the launcher itself had already sent it a SIGKILL: then the exit says nothing about the rank.
+    """
+
+    rank: int
+    code: int | None
+    signal: int | None
+    failed_ns: int
+    order: int
+    ended: bool = False
+    core_dumped: bool = False
+    stamp: str | None = None
+    error: RankError | None = None
+
+    @property
+    def success(self) -> bool:
+        return self.code == 0
+
+    @property
+    def failure(self) -> bool:
+        """A failure of the rank's own doing: not a success, and not our SIGKILL."""
+        return not self.success and not self.ended
+
+    def describe(self) -> str:
+        """`was killed by SIGSEGV (core dumped)` or `exited with code 3 (ValueError: ...)`."""
+        if self.signal is not None:
+            return f"was killed by {signal_name(self.signal)}" + (" (core dumped)" if self.core_dumped else "")
+        said = self.stamp or (self.error.message if self.error else "")
+        first = said.strip().splitlines()[0][:200] if said.strip() else ""
+        return f"exited with code {self.code}" + (f" ({first})" if first and self.code != 0 else "")
+
+    def to_json(self) -> dict[str, Any]:
+        doc: dict[str, Any] = {"rank": self.rank, "failed_ns": self.failed_ns, "order": self.order}
+        doc |= {"code": self.code} if self.signal is None else {"signal": self.signal}
+        optional = {"ended": self.ended, "core_dumped": self.core_dumped, "stamp": self.stamp}
+        doc |= {key: value for key, value in optional.items() if value}
+        return doc | ({"error": self.error.to_json()} if self.error else {})
+
+    @classmethod
+    def from_json(cls, doc: Mapping[str, Any]) -> RankExit:
+        error = doc.get("error")
+        return cls(
+            rank=doc["rank"],
+            code=doc.get("code"),
+            signal=doc.get("signal"),
+            failed_ns=doc["failed_ns"],
+            order=doc["order"],
+            ended=doc.get("ended", False),
+            core_dumped=doc.get("core_dumped", False),
+            stamp=doc.get("stamp"),
+            error=RankError(**error) if error else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """A confirmed hang as its node saw it. `section` None: out of any section. `reason` is one sentence with numbers."""
+
+    rank: int
+    section: str | None
+    since_s: float
+    limit_s: float
+    iteration: int | None
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rank": self.rank,
+            "section": self.section,
+            "since_s": self.since_s,
+            "limit_s": self.limit_s,
+            "iteration": self.iteration,
+            "reason": self.reason,
+        }
+
+    @classmethod
+    def from_json(cls, doc: Mapping[str, Any]) -> Hang:
+        return cls(**doc)
+
+
+@dataclass(frozen=True, slots=True)
+class RankProgress:
+    """Where a rank was when last looked at. `iteration` is absolute or None when the script gives none; `steps` counts completed steps of this cycle.
+
+    `since_s`: how long it has been there. `client`: a monitoring client is attached. `saved`: it has completed a save that did something.
+    """
+
+    iteration: int | None
+    steps: int
+    section: str | None
+    since_s: float
+    client: bool
+    saved: bool = False
+
+    def to_json(self) -> list[Any]:
+        return [self.iteration, self.steps, self.section, round(self.since_s, 3), self.client, self.saved]
+
+    @classmethod
+    def from_json(cls, doc: list[Any]) -> RankProgress:
+        return cls(*doc)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where something listens: a host that other nodes can reach, and a port."""
+
+    host: str
+    port: int
+
+    def to_json(self) -> list[Any]:
+        return [self.host, self.port]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """Everything one node knows about one cycle; `sequence` grows with every report of that node.
+
+    `reaped`: nothing of the cycle is alive on the node and its devices are free: the acknowledgement. `standby`: the store that waits for the next cycle.
+    `unfit`: why this node cannot take ranks any more. `signals`: stop signals its agent has received, oldest first.
+    """
+
+    node_id: str
+    generation: int
+    cycle: int
+    sequence: int = 0
+    started: bool = False
+    exits: Mapping[int, RankExit] = field(default_factory=lambda: EMPTY)
+    hangs: Mapping[int, Hang] = field(default_factory=lambda: EMPTY)
+    progress: Mapping[int, RankProgress] = field(default_factory=lambda: EMPTY)
+    reaped: bool = False
+    reap_s: float = 0.0
+    standby: Address | None = None
+    platform_fault: str | None = None
+    unfit: str | None = None
+    signals: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "node_id": self.node_id,
+            "generation": self.generation,
+            "cycle": self.cycle,
+            "sequence": self.sequence,
+            "started": self.started,
+            "exits": [e.to_json() for e in self.exits.values()],
+            "hangs": [h.to_json() for h in self.hangs.values()],
+            "progress": {str(rank): p.to_json() for rank, p in self.progress.items()},
+            "reaped": self.reaped,
+            "reap_s": round(self.reap_s, 4),
+            "standby": self.standby.to_json() if self.standby else None,
+            "platform_fault": self.platform_fault,
+            "unfit": self.unfit,
+            "signals": list(self.signals),
+        }
+
+    @classmethod
+    def from_json(cls, doc: Mapping[str, Any]) -> NodeReport:
+        exits = [RankExit.from_json(e) for e in doc["exits"]]
+        hangs = [Hang.from_json(h) for h in doc["hangs"]]
+        nested = {
+            "exits": {e.rank: e for e in exits},
+            "hangs": {h.rank: h for h in hangs},
+            "progress": {int(rank): RankProgress.from_json(p) for rank, p in doc["progress"].items()},
+            "standby": Address(*doc["standby"]) if doc["standby"] else None,
+            "signals": tuple(doc["signals"]),
+        }
+        return cls(**{**doc, **nested})
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """A registered node. `order` is SLURM_NODEID where known; `address` is what other nodes reach it by."""
+
+    node_id: str
+    address: str
+    nproc: int
+    generation: int
+    order: int | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "node_id": self.node_id,
+            "address": self.address,
+            "nproc": self.nproc,
+            "generation": self.generation,
+            "order": self.order,
+            "labels": dict(self.labels),
+            "devices": list(self.devices),
+        }
+
+    @classmethod
+    def from_json(cls, doc: Mapping[str, Any]) -> NodeInfo:
+        return cls(**{**doc, "devices": tuple(doc["devices"])})

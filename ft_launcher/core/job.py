@@ -1,0 +1,401 @@
+"""The job machine: the controller's mind. `handle(now, event) -> actions` is its only mutator.
+
+A cycle's life takes two transactions: its *end*, decided at the first fault, and the next one's *start*, decided when every node of the placement has acknowledged
+that nothing is left (or is lost): only then are causes settled, budgets charged and terminal decisions taken, with all the evidence in. It knows the durable state,
+the roster of nodes and when things happened to it; it never touches a process, a socket or a clock. A successor rebuilds it from the store alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ft_launcher.core.actions import Commit, JobAction, RecordDecision, RecordRecovery, Say, SetTimer
+from ft_launcher.core.causes import Evidence
+from ft_launcher.core.events import JobEvent, NodeJoined, NodeLost, ProgressSeen, ReportReceived, Timer, TimerFired
+from ft_launcher.core.evidence import Address, NodeReport, signal_name
+from ft_launcher.core.machine import IGNORE, Story, total
+from ft_launcher.core.placement import Placement
+from ft_launcher.core.policy import NOT_ENOUGH_NODES, RERUN_ELSEWHERE, RESULT_REJECTED, Decision, decide
+from ft_launcher.core.roster import Roster, placed
+from ft_launcher.core.state import JobState, Options, Outcome, Phase, Verdict
+from ft_launcher.core.topology import Topology
+
+SETTLE_S = 5.0
+"""Ranks that leave with 16 or 17 do so together after a checkpoint; their peers get this long to do the same before the cycle is ended."""
+
+
+@dataclass(slots=True)
+class Run:
+    """What this controller has seen of the running cycle; seconds of its own clock. Forgotten at the next start."""
+
+    started_at: float
+    progress_at: float
+    stepped: dict[str, int | None] = field(default_factory=dict)
+    seen: dict[str, tuple[int | None, int]] = field(default_factory=dict)
+    all_started: bool = False
+    recovered: bool = False
+    exit_grace: bool = False
+    settling: bool = False
+
+
+class JobMachine:
+    """One controller's view of one job. `state` is durable, everything else can be rebuilt from nodes and reports."""
+
+    def __init__(self, state: JobState, topology: Topology, options: Options) -> None:
+        self.state = state
+        self.topology = topology
+        self.options = options
+        self.roster = Roster(options)
+        self._now = 0.0
+        self._run = Run(0.0, 0.0)
+        self._outage_at: float | None = None
+        self._ended_at = 0.0
+        self._not_before = 0.0
+        self._story = Story()
+
+    def begin(self, now: float) -> list[JobAction]:
+        """What a fresh controller does first: arm the deadlines of the phase it finds."""
+        self._now, self._run = now, Run(now, now)
+        waits = {
+            Phase.FORMING: (Timer.JOIN, self.options.join_wait_s),
+            Phase.ENDING: (Timer.REAP, self.options.reap_s),
+            Phase.DRAINING: (Timer.TERM_GRACE, self.options.term_grace_s),
+            Phase.PAUSED: (Timer.SPARE_WAIT, self.options.spare_wait_s),
+        }
+        return [self._timer(*waits[self.state.phase])] if self.state.phase in waits else []
+
+    def handle(self, now: float, event: JobEvent) -> list[JobAction]:
+        """Take one event at time `now` (seconds, monotonic) and say what to do, in order."""
+        self._now = now
+        self._story.tell(now, self.state.phase, event)
+        name = TRANSITIONS[(self.state.phase, type(event))]
+        if name == IGNORE or self._stale(event):
+            return []
+        handler: Callable[[Any], list[JobAction]] = getattr(self, name)
+        return handler(event)
+
+    def _stale(self, event: JobEvent) -> bool:
+        """An event of an old cycle, an old generation or an overtaken report changes nothing."""
+        if isinstance(event, ReportReceived):
+            return self.roster.stale(event.report, self.state)
+        return isinstance(event, TimerFired | ProgressSeen) and event.cycle != self.state.cycle
+
+    def _timer(self, timer: Timer, delay_s: float) -> SetTimer:
+        return SetTimer(timer, delay_s, self.state.cycle)
+
+    # -- nodes ------------------------------------------------------------------------------------------------------------------------
+
+    def on_joined(self, event: NodeJoined) -> list[JobAction]:
+        """A node is there; it counts once it has reported that it is ready."""
+        self.roster.join(event.node)
+        return self._try_start() if self.state.phase in (Phase.FORMING, Phase.PAUSED) else []
+
+    def on_lost(self, event: NodeLost) -> list[JobAction]:
+        """A node is gone: nothing more will come from it. If it held ranks, the cycle ends; if a cycle is ending, it no longer has to acknowledge."""
+        self.roster.leave(event.node_id, self.state)
+        if event.node_id not in placed(self.state):
+            return []
+        lost = {**self.state.lost, event.node_id: event.reason}
+        if self.state.phase is Phase.RUNNING:
+            return self._end(f"node {event.node_id} is lost: {event.reason}", lost=lost)
+        self.state = self.state.but(lost=lost)
+        return [Commit(self.state), *self._settle_when_acknowledged(), *(self._try_start() if self.state.phase is Phase.PAUSED else [])]
+
+    # -- a running cycle ----------------------------------------------------------------------------------------------------------------
+
+    def on_report_running(self, event: ReportReceived) -> list[JobAction]:
+        """Faults end the cycle at once; stop requests drain it; when all ranks have left with 0 the job is done."""
+        report = event.report
+        self.roster.keep(report, self.state)
+        if report.node_id not in placed(self.state):
+            return []
+        if report.signals:
+            return self._drain(report.signals[0])
+        fault = self._fault_in(report)
+        if fault is not None:
+            return self._on_fault(fault, report)
+        if self._all_left():
+            return self._finish("all ranks finished")
+        return [*self._when_started(), *self._when_first_finished()]
+
+    def _fault_in(self, report: NodeReport) -> str | None:
+        """The first fault of a report as one sentence, None when there is none."""
+        failed = [e for e in report.exits.values() if e.failure]
+        if failed:
+            return f"{self._evidence().place(failed[0].rank)} {failed[0].describe()}"
+        if report.hangs:
+            first = next(iter(report.hangs.values()))
+            return f"{self._evidence().place(first.rank)} hangs: {first.reason}"
+        fault = report.platform_fault or report.unfit
+        return f"node {report.node_id}: {fault}" if fault else None
+
+    def _on_fault(self, fault: str, report: NodeReport) -> list[JobAction]:
+        """End the cycle; ranks that leave together with 16 or 17 are given the time to."""
+        codes = [e.code for r in self.roster.current(self.state) for e in r.exits.values() if e.failure]
+        polite = codes and all(code in (RERUN_ELSEWHERE, RESULT_REJECTED) for code in codes)
+        if not polite or report.hangs or report.platform_fault or report.unfit or self._all_left():
+            return self._end(fault)
+        if self._run.settling:
+            return []
+        self._run.settling = True
+        return [self._timer(Timer.SETTLE, SETTLE_S), Say(f"cycle {self.state.cycle}: {fault}; waiting for its peers to leave too")]
+
+    def _all_left(self) -> bool:
+        return self.roster.left(self.state) == self.topology.world
+
+    def _when_started(self) -> list[JobAction]:
+        """Note when every rank has been forked; after an outage, say how long that took."""
+        if self._run.all_started or not self.roster.started(self.state):
+            return []
+        self._run.all_started = True
+        if self._outage_at is None:
+            return []
+        return [RecordRecovery(self.state.cycle, self._now - self._outage_at, None, complete=False)]
+
+    def _when_first_finished(self) -> list[JobAction]:
+        some = any(e.success for r in self.roster.current(self.state) for e in r.exits.values())
+        if not some or self._run.exit_grace:
+            return []
+        self._run.exit_grace = True
+        return [self._timer(Timer.EXIT_GRACE, self.options.exit_grace_s)]
+
+    def on_progress(self, event: ProgressSeen) -> list[JobAction]:
+        """Note that training moves; after an outage say so once, when every rank of every node has completed a step."""
+        run, seen = self._run, (event.iteration, event.min_steps)
+        if run.seen.get(event.node_id) != seen:
+            run.seen[event.node_id], run.progress_at = seen, self._now
+        if event.min_steps > 0:
+            run.stepped[event.node_id] = event.iteration
+        if run.recovered or set(placed(self.state)) - set(run.stepped):
+            return []
+        run.recovered = True
+        outage_at, self._outage_at = self._outage_at, None
+        return [] if outage_at is None else [RecordRecovery(self.state.cycle, self._now - outage_at, event.iteration, complete=True)]
+
+    # -- the end of a cycle -------------------------------------------------------------------------------------------------------------
+
+    def _end(self, reason: str, **changes: Any) -> list[JobAction]:
+        """First transaction: this cycle is over, whatever the evidence will say."""
+        if self._outage_at is None or self._run.all_started:
+            self._outage_at = self._now
+        left = self.topology.world - self.roster.left(self.state)
+        rest = f"; ending the other {left} rank{'s' if left > 1 else ''}" if left else ""
+        said = Say(f"cycle {self.state.cycle}: {reason}{rest}", "warning")
+        return self._to_ending([said], reason=reason, **changes)
+
+    def _to_ending(self, said: list[JobAction], **changes: Any) -> list[JobAction]:
+        self._ended_at = self._now
+        self.state = self.state.but(phase=Phase.ENDING, **changes)
+        return [Commit(self.state), *said, self._timer(Timer.REAP, self.options.reap_s), *self._settle_when_acknowledged()]
+
+    def _finish(self, reason: str) -> list[JobAction]:
+        """Every rank that matters has left with 0: collect what is left and be done."""
+        return self._to_ending([], finished=True, reason=reason)
+
+    def on_report_ending(self, event: ReportReceived) -> list[JobAction]:
+        """Collect acknowledgements. A stop request that comes now stops the job instead of starting the next cycle."""
+        self.roster.keep(event.report, self.state)
+        noted: list[JobAction] = []
+        if event.report.signals and self.state.stop_signal is None and not self.state.finished:
+            self.state = self.state.but(stop_signal=event.report.signals[0])
+            noted = [Commit(self.state), Say(f"{signal_name(event.report.signals[0])}: no further cycle will start", "warning")]
+        return [*noted, *self._settle_when_acknowledged()]
+
+    def _settle_when_acknowledged(self) -> list[JobAction]:
+        """Second half of the end: every node of the placement has acknowledged or is lost."""
+        if self.state.phase is not Phase.ENDING or self.roster.unacknowledged(self.state):
+            return []
+        evidence = self._evidence()
+        decision = decide(evidence)
+        record = self._record(evidence, decision)
+        self.state = self.state.but(budgets=decision.budgets, reason=decision.reason)
+        if decision.verdict is not None:
+            return [*self._conclude(decision.verdict), record]
+        lost = dict(self.state.lost) | {n: self.state.lost.get(n, decision.reason) for n in decision.replaced}
+        self.state = self.state.but(phase=Phase.PAUSED, restart_reason=decision.reason, lost=lost)
+        self._not_before = self._now + decision.delay_s
+        return [*(self._try_start() or self._pause(decision)), record]
+
+    def _pause(self, decision: Decision) -> list[JobAction]:
+        """Nothing can start yet: say what is waited for."""
+        if decision.delay_s > 0:
+            timer = self._timer(Timer.BACKOFF, decision.delay_s)
+            return [Commit(self.state), timer, Say(f"{decision.reason}; next cycle in {decision.delay_s:g} s")]
+        timer = self._timer(Timer.SPARE_WAIT, self.options.spare_wait_s)
+        return [Commit(self.state), timer, Say(f"{decision.reason}; {self.roster.waiting_for(self.state)}", "warning")]
+
+    def _record(self, evidence: Evidence, decision: Decision) -> RecordDecision:
+        progress, exits = evidence.progress(), evidence.exits()
+        ranks: dict[int, Mapping[str, Any]] = {}
+        for rank in range(self.topology.world):
+            p, e = progress.get(rank), exits.get(rank)
+            how = None if e is None else ("ended by the launcher" if e.ended else e.describe())
+            ranks[rank] = {"iteration": p and p.iteration, "section": p and p.section, "since_s": p and p.since_s, "exit": how}
+        return RecordDecision(
+            cycle=self.state.cycle,
+            cause=decision.cause,
+            rule=decision.rule,
+            reason=decision.reason,
+            decision=decision.do.value,
+            culprit=decision.culprit.to_json() if decision.culprit else None,
+            ranks=ranks,
+            fault_to_settled_s=self._now - self._ended_at,
+            reap_s=max((r.reap_s for r in evidence.reports), default=0.0),
+        )
+
+    def _conclude(self, verdict: Verdict) -> list[JobAction]:
+        self.state = self.state.but(phase=Phase.DONE, verdict=verdict, reason=verdict.reason)
+        level = "info" if verdict.exit_code == 0 else "error"
+        return [Commit(self.state), Say(f"{verdict.outcome.value}: {verdict.reason} (exit {verdict.exit_code})", level)]
+
+    # -- the start of a cycle -----------------------------------------------------------------------------------------------------------
+
+    def on_report_waiting(self, event: ReportReceived) -> list[JobAction]:
+        """Forming or paused: a node may have become ready, unfit, or asked to stop."""
+        self.roster.keep(event.report, self.state)
+        if event.report.signals:
+            number = event.report.signals[0]
+            return self._conclude(Verdict(Outcome.STOPPED, 128 + number, f"stopped by {signal_name(number)}"))
+        return self._try_start()
+
+    def _try_start(self) -> list[JobAction]:
+        """Second transaction: the next cycle starts as soon as a placement exists, its nodes are ready and its store listens."""
+        placement = self.roster.next_placement(self.state)
+        if placement is None:
+            return self._give_up_if_hopeless()
+        head = self.roster.reports[placement.nodes[0]]
+        if head.standby is None or self._now < self._not_before:
+            return []
+        return self._start(placement, head.standby)
+
+    def _start(self, placement: Placement, master: Address) -> list[JobAction]:
+        cycle = self.state.cycle + 1
+        self.state = self.state.but(
+            phase=Phase.RUNNING, cycle=cycle, placement=placement, master=master, lost={}, reason=f"cycle {cycle} runs"
+        )
+        self._run = Run(self._now, self._now)
+        self.roster.arrivals.clear()
+        why = f": {self.state.restart_reason}" if self.state.restart_reason else ""
+        return [Commit(self.state), Say(f"cycle {cycle} starts{why}")]
+
+    def _give_up_if_hopeless(self) -> list[JobAction]:
+        """Where no further node can ever appear, a hole is the end."""
+        holes = self.roster.holes(self.state)
+        if self.options.can_join or not holes:
+            return []
+        reason = "not enough healthy nodes: " + "; ".join(f"node {n}: {why}" for n, why in sorted(holes.items()))
+        return self._conclude(Verdict(Outcome.NOT_ENOUGH_NODES, NOT_ENOUGH_NODES, reason))
+
+    # -- stopping for good ----------------------------------------------------------------------------------------------------------------
+
+    def _drain(self, number: int) -> list[JobAction]:
+        self.state = self.state.but(phase=Phase.DRAINING, stop_signal=number, reason=f"stopped by {signal_name(number)}")
+        grace_s = self.options.term_grace_s
+        said = Say(
+            f"{signal_name(number)}: passed on to all ranks, which have {grace_s:g} s to leave (a second signal ends them at once)",
+            "warning",
+        )
+        return [Commit(self.state), said, self._timer(Timer.TERM_GRACE, grace_s)]
+
+    def on_report_draining(self, event: ReportReceived) -> list[JobAction]:
+        """Wait until every rank has left, or somebody loses patience."""
+        self.roster.keep(event.report, self.state)
+        if len(event.report.signals) > 1 or event.report.platform_fault or self._all_left():
+            return self._to_ending([])
+        return []
+
+    # -- deadlines --------------------------------------------------------------------------------------------------------------------------
+
+    def on_timer_running(self, event: TimerFired) -> list[JobAction]:
+        """Stragglers: those still training are left alone, those that only hang in their own exit are ended and the job succeeds."""
+        if event.timer is Timer.SETTLE:
+            return self._end("ranks asked to be run again or rejected their result (exit 16 or 17)")
+        if event.timer is not Timer.EXIT_GRACE:
+            return []
+        grace_s = self.options.exit_grace_s
+        if self._now - self._run.progress_at < grace_s:
+            return [self._timer(Timer.EXIT_GRACE, grace_s)]
+        left = self.topology.world - self.roster.left(self.state)
+        return self._finish(f"all ranks finished; {left} that had not left {grace_s:g} s after the first were ended")
+
+    def on_timer_draining(self, event: TimerFired) -> list[JobAction]:
+        """The grace is over."""
+        if event.timer is not Timer.TERM_GRACE:
+            return []
+        said = f"ranks still running {self.options.term_grace_s:g} s after {signal_name(self.state.stop_signal or 15)} are ended"
+        return self._to_ending([Say(said, "warning")])
+
+    def on_timer_ending(self, event: TimerFired) -> list[JobAction]:
+        """Nodes that have not acknowledged in time cannot take ranks any more."""
+        if event.timer is not Timer.REAP:
+            return []
+        why = f"not cleared {self.options.reap_s:g} s after the end of cycle {self.state.cycle}"
+        self.state = self.state.but(lost={**self.state.lost, **dict.fromkeys(self.roster.unacknowledged(self.state), why)})
+        return [Commit(self.state), *self._settle_when_acknowledged()]
+
+    def on_timer_waiting(self, event: TimerFired) -> list[JobAction]:
+        """Backoff is over, or the wait for nodes is."""
+        if event.timer is Timer.BACKOFF:
+            self._not_before = 0.0
+            waiting = self._timer(Timer.SPARE_WAIT, self.options.spare_wait_s)
+            return self._try_start() or [waiting]
+        if event.timer not in (Timer.JOIN, Timer.SPARE_WAIT):
+            return []
+        waited = self.options.join_wait_s if event.timer is Timer.JOIN else self.options.spare_wait_s
+        have = sum(1 for n in self.roster.nodes if self.roster.ready(n, self.state))
+        reason = f"not enough healthy nodes after {waited:g} s: {have} of {self.options.nodes_wanted} ready; {self.state.reason}"
+        return self._conclude(Verdict(Outcome.NOT_ENOUGH_NODES, NOT_ENOUGH_NODES, reason))
+
+    # -- what is known ------------------------------------------------------------------------------------------------------------------------
+
+    def _evidence(self) -> Evidence:
+        return Evidence(
+            state=self.state,
+            topology=self.topology,
+            options=self.options,
+            reports=self.roster.current(self.state),
+            arrivals=dict(self.roster.arrivals),
+            lasted_s=self._ended_at - self._run.started_at,
+            lost=self.state.lost,
+        )
+
+    def validate(self) -> None:
+        """Raise BugError unless the state makes sense; called after every event by tests and the simulator."""
+        placement = self.state.placement
+        if placement is not None:
+            placement.validate()
+            if placement.world != self.topology.world:
+                raise self._story.bug(f"placement holds {placement.world} ranks, not {self.topology.world}")
+        if self.state.phase is Phase.DONE and self.state.verdict is None:
+            raise self._story.bug("done without a verdict")
+        if self.state.phase is Phase.RUNNING and (placement is None or self.state.master is None):
+            raise self._story.bug("running without a placement or a store")
+        if self.state.budgets.restarts > self.options.max_restarts:
+            raise self._story.bug(f"{self.state.budgets.restarts} restarts, {self.options.max_restarts} allowed")
+
+
+_ROWS: dict[type, dict[Phase, str]] = {
+    NodeJoined: dict.fromkeys(Phase, "on_joined") | {Phase.DONE: IGNORE},
+    NodeLost: dict.fromkeys(Phase, "on_lost") | {Phase.DONE: IGNORE},
+    ReportReceived: {
+        Phase.FORMING: "on_report_waiting",
+        Phase.RUNNING: "on_report_running",
+        Phase.DRAINING: "on_report_draining",
+        Phase.ENDING: "on_report_ending",
+        Phase.PAUSED: "on_report_waiting",
+        Phase.DONE: IGNORE,
+    },
+    ProgressSeen: dict.fromkeys(Phase, IGNORE) | {Phase.RUNNING: "on_progress"},
+    TimerFired: {
+        Phase.FORMING: "on_timer_waiting",
+        Phase.RUNNING: "on_timer_running",
+        Phase.DRAINING: "on_timer_draining",
+        Phase.ENDING: "on_timer_ending",
+        Phase.PAUSED: "on_timer_waiting",
+        Phase.DONE: IGNORE,
+    },
+}
+
+TRANSITIONS = total(Phase, _ROWS)

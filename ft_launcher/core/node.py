@@ -1,0 +1,362 @@
+"""The node machine: what one agent does with its own ranks.
+
+It follows the job state level-triggered: whatever it missed, comparing what the store says with what runs here gives the next step. It knows its ranks, their
+exits, its zygote and its standby store; it never decides who was at fault or whether the job goes on. A rank that ends after the launcher killed it is marked so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from ft_launcher.core.actions import (
+    KillRanks,
+    Leave,
+    NodeAction,
+    OpenStandby,
+    ReadErrors,
+    Reap,
+    Report,
+    Say,
+    SetGrace,
+    SignalRanks,
+    StartRanks,
+    StartZygote,
+)
+from ft_launcher.core.events import (
+    ErrorsRead,
+    ExceptionStamped,
+    GraceExpired,
+    HangFound,
+    JobChanged,
+    NodeEvent,
+    RankEnded,
+    RanksReaped,
+    RanksStarted,
+    SignalArrived,
+    StandbyOpened,
+    ZygoteDied,
+    ZygoteStarted,
+)
+from ft_launcher.core.evidence import NO_CYCLE, NodeReport, RankExit
+from ft_launcher.core.machine import IGNORE, IMPOSSIBLE, Story, total
+from ft_launcher.core.state import JobState, Phase
+
+SIGKILL = 9
+STOP_SIGNALS = frozenset({1, 2, 15})
+"""HUP, INT and TERM ask for the end; every other signal that the agent catches is only forwarded."""
+MAX_ZYGOTE_STARTS = 4
+"""A zygote that died this often without ever becoming ready makes the node unfit."""
+SIMULTANEOUS_NS = 20_000_000
+"""A process's sockets close up to this long before its parent hears of its death (measured: about 10 ms with 400 MB mapped), so peers may fail 'first'."""
+STANDBY_DELAY_S = 1.0
+"""A fresh standby store is opened this long after a start, out of the way of the ranks' own start-up."""
+
+
+class NodePhase(StrEnum):
+    """What runs on the node."""
+
+    IDLE = "idle"
+    """No ranks: warm, waiting for a cycle."""
+    RUNNING = "running"
+    """Ranks of `cycle` were started and nobody has ended the cycle."""
+    STOPPING = "stopping"
+    """The cycle is over: killing, collecting, reading last words."""
+    LEFT = "left"
+    """The agent is ending."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """The node's part of the configuration. `forward_signals`: numbers that are passed on to ranks; seconds elsewhere."""
+
+    node_id: str
+    generation: int
+    forward_signals: frozenset[int] = frozenset()
+    error_grace_s: float = 1.0
+    survivor_grace_s: float = 0.0
+
+
+class NodeMachine:
+    """`handle(now, event) -> actions` is the only mutator."""
+
+    def __init__(self, options: NodeOptions) -> None:
+        self.options = options
+        self.phase = NodePhase.IDLE
+        self.cycle = NO_CYCLE
+        self.alive: set[int] = set()
+        self.report = NodeReport(node_id=options.node_id, generation=options.generation, cycle=NO_CYCLE, reaped=True)
+        self.job: JobState | None = None
+        self._revision = -1
+        self._zygote_ready = False
+        self._zygote_starts = 1
+        self._killed: set[int] = set()
+        self._stamps: dict[int, ExceptionStamped] = {}
+        self._errors_awaited = False
+        self._reap_asked = False
+        self._forwarded: int | None = None
+        self._story = Story()
+
+    def handle(self, now: float, event: NodeEvent) -> list[NodeAction]:
+        """Take one event at time `now` (seconds, monotonic) and say what to do, in order. Raises BugError for an impossible one."""
+        self._story.tell(now, self.phase, event)
+        name = TRANSITIONS[(self.phase, type(event))]
+        if name == IGNORE or (getattr(event, "cycle", self.cycle) != self.cycle):
+            return []
+        if name == IMPOSSIBLE:
+            raise self._story.bug(f"node {self.options.node_id}: {type(event).__name__} in phase {self.phase}")
+        handler: Callable[[Any], list[NodeAction]] = getattr(self, name)
+        return handler(event)
+
+    # -- the job says -------------------------------------------------------------------------------------------------------------
+
+    def on_job(self, event: JobChanged) -> list[NodeAction]:
+        """Follow a newer job state; older revisions and other generations change nothing."""
+        if event.revision <= self._revision or event.job.generation != self.options.generation:
+            return []
+        self._revision, self.job = event.revision, event.job
+        return self._follow()
+
+    def _follow(self) -> list[NodeAction]:
+        """Compare what should run here with what does."""
+        job = self.job
+        if job is None or self.phase is NodePhase.LEFT:
+            return []
+        if self.phase is NodePhase.RUNNING:
+            return self._follow_running(job)
+        if self.phase is NodePhase.STOPPING:
+            return []
+        if job.phase is Phase.DONE:
+            return self._leave(job)
+        if job.phase is Phase.RUNNING and job.cycle > self.cycle and self._my_ranks(job) and self._zygote_ready:
+            return self._start(job)
+        return []
+
+    def _follow_running(self, job: JobState) -> list[NodeAction]:
+        if job.cycle == self.cycle and job.phase is Phase.RUNNING:
+            return []
+        if job.cycle == self.cycle and job.phase is Phase.DRAINING and job.stop_signal is not None:
+            return self._forward_stop(job.stop_signal)
+        return self._stop()
+
+    def _my_ranks(self, job: JobState) -> tuple[int, ...]:
+        placement = job.placement
+        if placement is None or self.options.node_id not in placement.nodes:
+            return ()
+        return placement.ranks_on(self.options.node_id)
+
+    def _forward_stop(self, number: int) -> list[NodeAction]:
+        """Each rank's own process gets the stop signal once."""
+        if self._forwarded == number or not self.alive:
+            return []
+        self._forwarded = number
+        return [SignalRanks(self.cycle, number, sorted(self.alive))]
+
+    def _leave(self, job: JobState) -> list[NodeAction]:
+        self.phase = NodePhase.LEFT
+        took_part = bool(self._my_ranks(job))
+        code = job.verdict.exit_code if job.verdict is not None else 0
+        return [Leave(code if took_part or job.placement is None else 0)]
+
+    def _start(self, job: JobState) -> list[NodeAction]:
+        self.phase = NodePhase.RUNNING
+        self.cycle = job.cycle
+        self.alive = set(self._my_ranks(job))
+        self._killed, self._stamps = set(), {}
+        self._errors_awaited = self._reap_asked = False
+        self._forwarded = None
+        actions: list[NodeAction] = [StartRanks(job)]
+        standby = self.report.standby
+        if standby is not None and standby == job.master:
+            standby = None
+            actions.append(OpenStandby(STANDBY_DELAY_S))
+        self.report = NodeReport(
+            node_id=self.options.node_id,
+            generation=self.options.generation,
+            cycle=job.cycle,
+            sequence=self.report.sequence,
+            standby=standby,
+            signals=self.report.signals,
+        )
+        return actions
+
+    # -- the ranks' life ------------------------------------------------------------------------------------------------------------
+
+    def on_started(self, event: RanksStarted) -> list[NodeAction]:
+        """All ranks of this node have been forked."""
+        return self._say(started=True)
+
+    def on_stamp(self, event: ExceptionStamped) -> list[NodeAction]:
+        """Evidence for later: who failed first. Not a fault by itself, for a script may call its excepthook and live on."""
+        self._stamps.setdefault(event.rank, event)
+        return []
+
+    def on_ended(self, event: RankEnded) -> list[NodeAction]:
+        """Record an exit, in the order in which they happen; report it unless the whole node is about to be."""
+        if event.rank not in self.alive:
+            return []
+        self.alive.discard(event.rank)
+        stamp = self._stamps.get(event.rank)
+        exit_ = RankExit(
+            rank=event.rank,
+            code=event.code,
+            signal=event.signal,
+            failed_ns=stamp.at_ns if stamp and event.code else event.at_ns,
+            order=len(self.report.exits),
+            ended=event.rank in self._killed and event.signal == SIGKILL,
+            core_dumped=event.core_dumped,
+            stamp=stamp.text if stamp and event.code else None,
+        )
+        self.report = replace(self.report, exits={**self.report.exits, event.rank: exit_})
+        if self.phase is NodePhase.STOPPING:
+            return self._reap_when_empty()
+        return self._say()
+
+    def on_hang(self, event: HangFound) -> list[NodeAction]:
+        """A confirmed hang is a fault; a rank that ended meanwhile is not hung."""
+        if event.hang.rank not in self.alive:
+            return []
+        return self._say(hangs={**self.report.hangs, event.hang.rank: event.hang})
+
+    # -- the end of a cycle ---------------------------------------------------------------------------------------------------------
+
+    def _stop(self) -> list[NodeAction]:
+        """Kill at once, except those who may still have something to write: earliest failures by exception, and survivors if asked."""
+        self.phase = NodePhase.STOPPING
+        grace_s = self.options.survivor_grace_s
+        spared = set(self.alive) if grace_s > 0 else self._first_to_fail()
+        grace_s = max(grace_s, self.options.error_grace_s if spared else 0.0)
+        actions = self._kill(self.alive - spared)
+        if spared:
+            if self.options.survivor_grace_s > 0:
+                actions.append(SignalRanks(self.cycle, 15, sorted(spared)))
+            actions.append(SetGrace(self.cycle, grace_s))
+        if self.report.standby is None:
+            actions.append(OpenStandby(0.0))
+        return actions + self._reap_when_empty()
+
+    def _first_to_fail(self) -> set[int]:
+        """Ranks that had stamped an exception well before anybody ended: theirs is the cause, so their last words matter."""
+        exits = [e.failed_ns for e in self.report.exits.values() if e.failure]
+        first = min(exits, default=None)
+        return {r for r, s in self._stamps.items() if r in self.alive and (first is None or s.at_ns + SIMULTANEOUS_NS < first)}
+
+    def _kill(self, ranks: Iterable[int]) -> list[NodeAction]:
+        doomed = sorted(ranks)
+        self._killed.update(doomed)
+        return [KillRanks(self.cycle, doomed)] if doomed else []
+
+    def on_grace(self, event: GraceExpired) -> list[NodeAction]:
+        """Time is up for everybody who is left."""
+        return self._kill(self.alive)
+
+    def _reap_when_empty(self) -> list[NodeAction]:
+        if self.alive or self._reap_asked:
+            return []
+        self._reap_asked = True
+        failed = [e.rank for e in self.report.exits.values() if e.failure]
+        self._errors_awaited = bool(failed)
+        ask: list[NodeAction] = [ReadErrors(self.cycle, failed)] if failed else []
+        return [*ask, Reap(self.cycle)]
+
+    def on_errors(self, event: ErrorsRead) -> list[NodeAction]:
+        """Attach last words to the exits."""
+        self._errors_awaited = False
+        exits = {r: replace(e, error=event.errors.get(r, e.error)) for r, e in self.report.exits.items()}
+        self.report = replace(self.report, exits=exits)
+        return self._acknowledge()
+
+    def on_reaped(self, event: RanksReaped) -> list[NodeAction]:
+        """Nothing is left, or what is left cannot be killed: then the node is unfit."""
+        unfit = f"processes {list(event.left)} cannot be killed" if event.left else self.report.unfit
+        self.report = replace(self.report, reaped=True, reap_s=event.seconds, progress=dict(event.progress), unfit=unfit)
+        return self._acknowledge()
+
+    def _acknowledge(self) -> list[NodeAction]:
+        if not self.report.reaped or self._errors_awaited:
+            return []
+        self.phase = NodePhase.IDLE
+        return [*self._say(), *self._follow()]
+
+    # -- zygote and standby store -----------------------------------------------------------------------------------------------------
+
+    def on_zygote_started(self, event: ZygoteStarted) -> list[NodeAction]:
+        """Warm: a cycle may start here as soon as a store listens."""
+        self._zygote_ready, self._zygote_starts = True, 0
+        opening: list[NodeAction] = [OpenStandby(0.0)] if self.report.standby is None else []
+        return [*opening, *self._follow()]
+
+    def on_zygote_died(self, event: ZygoteDied) -> list[NodeAction]:
+        """Its ranks and its standby store ended with it: a platform fault when ranks ran, and a new zygote in any case."""
+        self._zygote_ready = False
+        fault = event.reason if self.alive else self.report.platform_fault
+        exits = dict(self.report.exits)
+        for rank in sorted(self.alive):
+            exits[rank] = RankExit(rank, None, SIGKILL, failed_ns=0, order=len(exits), ended=True)
+        self.alive = set()
+        self.report = replace(self.report, exits=exits, platform_fault=fault, standby=None)
+        reaping = self._reap_when_empty() if self.phase is NodePhase.STOPPING else []
+        return [*self._restart_zygote(event.reason), *reaping, *self._say()]
+
+    def _restart_zygote(self, reason: str) -> list[NodeAction]:
+        self._zygote_starts += 1
+        if self._zygote_starts > MAX_ZYGOTE_STARTS:
+            self.report = replace(self.report, unfit=f"the zygote does not start: {reason}")
+            return [Say(f"node {self.options.node_id} is unfit: {self.report.unfit}", "error")]
+        return [StartZygote(reason)]
+
+    def on_standby(self, event: StandbyOpened) -> list[NodeAction]:
+        """The next cycle's store listens; whoever waits for it must know."""
+        return self._say(standby=event.address)
+
+    # -- signals ------------------------------------------------------------------------------------------------------------------------
+
+    def on_signal(self, event: SignalArrived) -> list[NodeAction]:
+        """Stop signals are the controller's to weigh; the others go to each rank's own process, once."""
+        if event.signal in STOP_SIGNALS:
+            return self._say(signals=(*self.report.signals, event.signal))
+        if event.signal in self.options.forward_signals and self.alive and self.phase is NodePhase.RUNNING:
+            return [SignalRanks(self.cycle, event.signal, sorted(self.alive))]
+        return []
+
+    def _say(self, **changes: Any) -> list[NodeAction]:
+        self.report = replace(self.report, **changes, sequence=self.report.sequence + 1)
+        return [Report(self.report)]
+
+
+_LIVE = {NodePhase.RUNNING, NodePhase.STOPPING}
+
+
+def _while_live(handler: str, idle: str = IGNORE) -> dict[NodePhase, str]:
+    """A row for events of running ranks: stale once the node is idle."""
+    return {phase: handler if phase in _LIVE else (idle if phase is NodePhase.IDLE else IGNORE) for phase in NodePhase}
+
+
+def _only_stopping(handler: str) -> dict[NodePhase, str]:
+    """A row for the answers to what only a stopping node asks."""
+    return {NodePhase.IDLE: IGNORE, NodePhase.RUNNING: IMPOSSIBLE, NodePhase.STOPPING: handler, NodePhase.LEFT: IGNORE}
+
+
+def _until_left(handler: str) -> dict[NodePhase, str]:
+    return {phase: IGNORE if phase is NodePhase.LEFT else handler for phase in NodePhase}
+
+
+TRANSITIONS = total(
+    NodePhase,
+    {
+        JobChanged: _until_left("on_job"),
+        ZygoteStarted: _until_left("on_zygote_started"),
+        ZygoteDied: _until_left("on_zygote_died"),
+        StandbyOpened: _until_left("on_standby"),
+        RanksStarted: _while_live("on_started"),
+        ExceptionStamped: _while_live("on_stamp"),
+        RankEnded: _while_live("on_ended"),
+        HangFound: {NodePhase.IDLE: IGNORE, NodePhase.RUNNING: "on_hang", NodePhase.STOPPING: IGNORE, NodePhase.LEFT: IGNORE},
+        RanksReaped: _only_stopping("on_reaped"),
+        ErrorsRead: _only_stopping("on_errors"),
+        GraceExpired: _only_stopping("on_grace"),
+        SignalArrived: _until_left("on_signal"),
+    },
+)

@@ -1,0 +1,269 @@
+"""What to do about it: ordered rules, the first that matches decides (docs/design.md section 8).
+
+A rule is a pure function of the evidence of one settled cycle; it returns a Decision with its number and one sentence of reason, or None to pass. Rules never start
+or kill anything and never look at a clock. To change the policy, change the list.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from ft_launcher.core.causes import Evidence, Failure, cause_word, describe_failure, exit_code_of
+from ft_launcher.core.evidence import signal_name
+from ft_launcher.core.state import Budgets, Culprit, Outcome, Verdict
+
+RERUN_ELSEWHERE = 16
+RESULT_REJECTED = 17
+NOT_ENOUGH_NODES = 75
+NO_PROGRESS = 93
+
+_BAD_START = re.compile(
+    r"^\W*(ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError|FileNotFoundError)\b|can't open file|No module named"
+)
+
+
+class Do(StrEnum):
+    """The verbs of the policy."""
+
+    RESTART = "restart"
+    REPLACE = "replace"
+    STOP = "stop"
+    FINISH = "finish"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One decision. `budgets` is what is left after it; `replaced` names the nodes whose place a spare takes; `delay_s` the backoff before the next cycle."""
+
+    do: Do
+    rule: int
+    cause: str
+    reason: str
+    budgets: Budgets
+    verdict: Verdict | None = None
+    culprit: Culprit | None = None
+    replaced: tuple[str, ...] = ()
+    delay_s: float = 0.0
+
+
+Rule = Callable[[Evidence, Budgets], Decision | None]
+
+
+def charge_progress(evidence: Evidence) -> Budgets:
+    """Fold this cycle's progress into the budgets: further than ever before clears what counts failures in a row."""
+    budgets, progress = evidence.state.budgets, evidence.progress()
+    known = budgets.client_known or any(p.client for p in progress.values())
+    iteration, steps = evidence.iteration(), evidence.steps()
+    if iteration is not None:
+        further = budgets.best_iteration is None or iteration > budgets.best_iteration
+    else:
+        further = steps > budgets.best_steps or any(p.saved for p in progress.values())
+    best = max((i for i in (iteration, budgets.best_iteration) if i is not None), default=None)
+    healthy = further if known else evidence.lasted_s >= 10.0
+    return replace(
+        budgets,
+        client_known=known,
+        best_iteration=best,
+        best_steps=max(steps, budgets.best_steps),
+        stuck_cycles=0 if further or not known else budgets.stuck_cycles + 1,
+        failures_in_a_row=0 if healthy else budgets.failures_in_a_row + 1,
+    )
+
+
+def first_cause(evidence: Evidence, failure: Failure | None, cause: str, culprit: Culprit | None) -> dict[str, Any] | None:
+    """verdict.json's `first_cause`."""
+    if culprit is None:
+        return None
+    exit_ = failure.exit if failure else None
+    how = None if exit_ is None else (signal_name(exit_.signal) if exit_.signal is not None else exit_.code)
+    return {
+        "rank": culprit.rank,
+        "coords": culprit.coords,
+        "node": culprit.node,
+        "slot": culprit.slot,
+        "cause": cause,
+        "exit": how,
+        "error": exit_.error.to_json() if exit_ and exit_.error else None,
+    }
+
+
+def _failure(evidence: Evidence) -> tuple[Failure, str, Culprit] | None:
+    """The first failure, its sentence, and its rank as the culprit."""
+    failures = evidence.failures()
+    if not failures:
+        return None
+    first = failures[0]
+    said = describe_failure(evidence, first, len(failures) - 1)
+    return first, said, evidence.culprit(first.exit.rank, said)
+
+
+def drained(evidence: Evidence, budgets: Budgets) -> Decision | None:
+    """Rule 1: somebody asked for the end."""
+    number = evidence.state.stop_signal
+    if number is None:
+        return None
+    reason = f"stopped by {signal_name(number)}"
+    return Decision(Do.STOP, 1, "drain", reason, budgets, Verdict(Outcome.STOPPED, 128 + number, reason))
+
+
+def _exit_with(evidence: Evidence, code: int) -> Failure | None:
+    return next((f for f in evidence.failures() if f.exit.code == code), None)
+
+
+def rerun_elsewhere(evidence: Evidence, budgets: Budgets) -> Decision | None:
+    """Rule 3: a rank asks to be run again on other hardware (exit 16). The scheduler gets the request."""
+    failure = _exit_with(evidence, RERUN_ELSEWHERE)
+    if failure is None:
+        return None
+    culprit = evidence.culprit(failure.exit.rank, "asked to be run again on other hardware (exit 16)")
+    reason = f"{evidence.place(failure.exit.rank)} asks to be run again on other hardware (exit 16); this launcher has none to give: requeue elsewhere"
+    cause = first_cause(evidence, failure, "rerun", culprit)
+    return Decision(Do.STOP, 3, "rerun", reason, budgets, Verdict(Outcome.RERUN_ELSEWHERE, RERUN_ELSEWHERE, reason, cause), culprit)
+
+
+def result_rejected(evidence: Evidence, budgets: Budgets) -> Decision | None:
+    """Rule 4: result validation failed (exit 17). Without a record of what the rerun found, stop: never guessed."""
+    failure = _exit_with(evidence, RESULT_REJECTED)
+    if failure is None:
+        return None
+    culprit = evidence.culprit(failure.exit.rank, "its result validation failed (exit 17)")
+    reason = f"{evidence.place(failure.exit.rank)} reports failed result validation (exit 17) and no record says whether the hardware is at fault"
+    cause = first_cause(evidence, failure, "result rejected", culprit)
+    return Decision(
+        Do.STOP, 4, "result rejected", reason, budgets, Verdict(Outcome.RESULT_REJECTED, RESULT_REJECTED, reason, cause), culprit
+    )
+
+
+def node_gone(evidence: Evidence, budgets: Budgets) -> Decision | None:
+    """Rule 5: nodes lost or unfit; spares take exactly their holes."""
+    placed = evidence.state.placement.nodes if evidence.state.placement else ()
+    gone = {n: why for n, why in {**evidence.unfit(), **evidence.lost}.items() if n in placed}
+    if not gone:
+        return None
+    reason = "; ".join(f"node {node}: {why}" for node, why in sorted(gone.items()))
+    return Decision(Do.REPLACE, 5, "node", reason, budgets, replaced=tuple(sorted(gone)))
+
+
+def finished(evidence: Evidence, budgets: Budgets) -> Decision | None:
+    """Rule 6: every rank has exited 0, or the stragglers among them have had their time."""
+    if not evidence.state.finished:
+        return None
+    return Decision(Do.FINISH, 6, "finished", evidence.state.reason, budgets, Verdict(Outcome.FINISHED, 0, evidence.state.reason))
+
+
+def platform(evidence: Evidence, budgets: Budgets) -> Decision | None:
+    """The launcher's own processes failed while no rank had: restart, within a bound of its own; beyond it the node counts as unfit."""
+    faults = evidence.platform_faults()
+    if not faults or evidence.failures() or evidence.hangs():
+        return None
+    node, why = min(faults.items())
+    used = budgets.platform + 1
+    limit = evidence.options.max_platform_faults
+    if used > limit:
+        reason = f"node {node}: {why} ({used} times, {limit} allowed): it counts as unfit"
+        return Decision(Do.REPLACE, 5, "platform", reason, replace(budgets, platform=used), replaced=tuple(sorted(faults)))
+    reason = f"node {node}: {why} (platform fault {used} of {limit}; no restart is charged)"
+    return Decision(Do.RESTART, 5, "platform", reason, replace(budgets, platform=used), delay_s=_backoff_s(evidence, budgets))
+
+
+def no_progress(evidence: Evidence, budgets: Budgets) -> Decision | None:
+    """Rule 7: several cycles in a row that went no further: more of the same is waste, and requeueing would be, too."""
+    limit = evidence.options.no_progress_cycles
+    if limit <= 0 or budgets.stuck_cycles < limit:
+        return None
+    best = f"iteration {budgets.best_iteration}" if budgets.best_iteration is not None else f"{budgets.best_steps} steps"
+    said, cause, culprit, found = "", "hang", None, _failure(evidence)
+    if found is not None:
+        first, last, culprit = found
+        said, cause = f"; last: {last}", cause_word(first)
+    elif evidence.hangs():
+        _, hang = evidence.hangs()[0]
+        said, culprit = f"; last: {hang.reason}", evidence.culprit(hang.rank, hang.reason)
+    reason = f"no progress: {budgets.stuck_cycles} cycles in a row without going beyond {best}{said}"
+    record = first_cause(evidence, found[0] if found else None, cause, culprit)
+    return Decision(Do.STOP, 7, "no progress", reason, budgets, Verdict(Outcome.NO_PROGRESS, NO_PROGRESS, reason, record), culprit)
+
+
+def bad_start(evidence: Evidence, budgets: Budgets) -> Decision | None:
+    """Rule 8: the first cycle ends before its first step with an error that no restart can cure."""
+    found = _failure(evidence)
+    if found is None or evidence.state.cycle != 0 or evidence.steps() > 0:
+        return None
+    first, said, culprit = found
+    text = first.exit.stamp or (first.exit.error.message if first.exit.error else "")
+    if first.exit.signal is not None or not (first.exit.code == 2 or _BAD_START.search(text)):
+        return None
+    reason = f"bad start: {said}; a restart cannot cure that"
+    verdict = Verdict(Outcome.FAILED, exit_code_of(first.exit), reason, first_cause(evidence, first, "bad start", culprit))
+    return Decision(Do.STOP, 8, "bad start", reason, budgets, verdict, culprit)
+
+
+def _charged(evidence: Evidence, budgets: Budgets, cause: str, rule: int, found: tuple[Failure | None, str, Culprit]) -> Decision:
+    """Restart in place, or stop when `--max-restarts` is used up."""
+    failure, said, culprit = found
+    used, limit = budgets.restarts + 1, evidence.options.max_restarts
+    by_node = {**budgets.node_failures, culprit.node: budgets.node_failures.get(culprit.node, 0) + 1}
+    budgets = replace(budgets, node_failures=by_node)
+    if used > limit:
+        reason = f"{said}; --max-restarts {limit} {'is' if limit == 1 else 'are'} used up"
+        code = exit_code_of(failure.exit) if failure else 1
+        verdict = Verdict(Outcome.FAILED, code, reason, first_cause(evidence, failure, cause, culprit))
+        return Decision(Do.STOP, rule, cause, reason, budgets, verdict, culprit)
+    reason = f"{said} (restart {used} of {limit})"
+    delay_s = _backoff_s(evidence, budgets)
+    return Decision(Do.RESTART, rule, cause, reason, replace(budgets, restarts=used), culprit=culprit, delay_s=delay_s)
+
+
+def hang(evidence: Evidence, budgets: Budgets) -> Decision | None:
+    """Rule 9: a confirmed hang, unless a rank had failed before it."""
+    found = evidence.hangs()
+    if not found or _failure(evidence) is not None:
+        return None
+    _, first = found[0]
+    others = f"; {len(found) - 1} other ranks stood still with it" if len(found) > 1 else ""
+    said = f"{evidence.place(first.rank)} hangs: {first.reason}{others}"
+    return _charged(evidence, budgets, "hang", 9, (None, said, evidence.culprit(first.rank, first.reason)))
+
+
+def crash(evidence: Evidence, budgets: Budgets) -> Decision | None:
+    """Rule 10: any other failure."""
+    found = _failure(evidence)
+    return None if found is None else _charged(evidence, budgets, "crash", 10, found)
+
+
+def _backoff_s(evidence: Evidence, budgets: Budgets) -> float:
+    """Nothing after the first failure; then 1, 2, 4 ... seconds for failures in a row that brought no progress."""
+    repeats = budgets.failures_in_a_row - 2
+    return 0.0 if repeats < 0 else float(min(2**repeats, evidence.options.backoff_max_s))
+
+
+RULES: tuple[Rule, ...] = (
+    drained,
+    rerun_elsewhere,
+    result_rejected,
+    node_gone,
+    finished,
+    platform,
+    no_progress,
+    bad_start,
+    hang,
+    crash,
+)
+
+
+def decide(evidence: Evidence) -> Decision:
+    """The first rule that matches. A cycle that ended without any evidence restarts, uncharged but bounded as a platform fault."""
+    budgets = charge_progress(evidence)
+    for rule in RULES:
+        decision = rule(evidence, budgets)
+        if decision is not None:
+            return decision
+    used = replace(budgets, platform=budgets.platform + 1)
+    reason = f"cycle {evidence.state.cycle} ended without a failed rank: {evidence.state.reason}"
+    if used.platform > evidence.options.max_platform_faults:
+        return Decision(Do.STOP, 5, "platform", reason, used, Verdict(Outcome.FAILED, 1, reason))
+    return Decision(Do.RESTART, 5, "platform", reason, used, delay_s=_backoff_s(evidence, budgets))

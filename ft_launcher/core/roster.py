@@ -1,0 +1,119 @@
+"""The roster: which nodes there are, what each last reported, and which of them the next cycle can use.
+
+It answers questions about the present (who has acknowledged, who is ready, who could take whose place) and remembers reports; it decides nothing. Everything in it
+can be rebuilt from the store's `nodes/` and `reports/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ft_launcher.core.evidence import NodeInfo, NodeReport
+from ft_launcher.core.placement import Placement, Spare, choose_spare, order_nodes
+from ft_launcher.core.state import JobState, Options
+
+
+def placed(state: JobState) -> tuple[str, ...]:
+    """The nodes that hold ranks, in rank order."""
+    return state.placement.nodes if state.placement else ()
+
+
+class Roster:
+    """Nodes and their latest reports. `arrivals`: the order in which nodes first reported a failure of the current cycle."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.nodes: dict[str, NodeInfo] = {}
+        self.reports: dict[str, NodeReport] = {}
+        self.arrivals: dict[str, int] = {}
+
+    def join(self, node: NodeInfo) -> None:
+        """Note a node; it counts once it has reported."""
+        self.nodes[node.node_id] = node
+
+    def leave(self, node_id: str, state: JobState) -> None:
+        """Forget a node. What a placed node has reported stays evidence until the cycle is settled."""
+        self.nodes.pop(node_id, None)
+        if node_id not in placed(state):
+            self.reports.pop(node_id, None)
+
+    def stale(self, report: NodeReport, state: JobState) -> bool:
+        """True for a report of another generation, an overtaken one, or one of an old cycle from a node that holds ranks."""
+        known = self.reports.get(report.node_id)
+        if report.generation != state.generation or (known is not None and report.sequence <= known.sequence):
+            return True
+        return report.node_id in placed(state) and report.cycle != state.cycle
+
+    def keep(self, report: NodeReport, state: JobState) -> None:
+        """Remember a report, and when its node first told of a failure."""
+        self.reports[report.node_id] = report
+        failed = report.hangs or report.platform_fault or any(e.failure for e in report.exits.values())
+        if failed and report.cycle == state.cycle:
+            self.arrivals.setdefault(report.node_id, len(self.arrivals))
+
+    def current(self, state: JobState) -> list[NodeReport]:
+        """The placed nodes' reports of this cycle, in rank order."""
+        found = (self.reports.get(n) for n in placed(state))
+        return [r for r in found if r is not None and r.cycle == state.cycle]
+
+    def left(self, state: JobState) -> int:
+        """How many ranks of this cycle have ended, however."""
+        return sum(len(r.exits) for r in self.current(state))
+
+    def started(self, state: JobState) -> bool:
+        """Every rank of this cycle has been forked."""
+        reports = self.current(state)
+        return len(reports) == len(placed(state)) and all(r.started for r in reports)
+
+    def unacknowledged(self, state: JobState) -> list[str]:
+        """Placed nodes that have neither cleared this cycle nor been declared lost."""
+        cleared = {r.node_id for r in self.current(state) if r.reaped}
+        return [n for n in placed(state) if n not in cleared and n not in state.lost]
+
+    def holes(self, state: JobState) -> dict[str, str]:
+        """Nodes that cannot take ranks, and why: lost placed ones, and any that says it is unfit."""
+        unfit = {r.node_id: r.unfit for r in self.reports.values() if r.unfit}
+        return unfit | {n: why for n, why in state.lost.items() if n in placed(state)}
+
+    def ready(self, node_id: str, state: JobState) -> bool:
+        """Cleared, fit and warm. A node that has run nothing yet is warm once its store listens: its zygote has finished importing by then."""
+        report = self.reports.get(node_id)
+        if report is None or not report.reaped or report.unfit is not None or node_id in state.lost:
+            return False
+        return report.standby is not None or report.cycle == state.cycle >= 0
+
+    def next_placement(self, state: JobState) -> Placement | None:
+        """The same places for everybody who is still there, spares in exactly the holes; None while nodes are missing."""
+        if state.placement is None:
+            return self._first_placement(state)
+        placement, spares = state.placement, self._spares(state)
+        for hole in [n for n in placement.nodes if not self.ready(n, state)]:
+            chosen = choose_spare(self._labels(hole), spares).node if hole in state.lost else None
+            if chosen is None:
+                return None
+            placement = placement.replace(hole, chosen)
+            spares = [s for s in spares if s.node != chosen]
+        return placement
+
+    def _first_placement(self, state: JobState) -> Placement | None:
+        ready = [(n.node_id, n.order) for n in self.nodes.values() if self.ready(n.node_id, state)]
+        if len(ready) < self.options.nodes_wanted:
+            return None
+        return Placement(nodes=tuple(order_nodes(ready)[: self.options.nodes_wanted]), nproc=self.options.nproc)
+
+    def _spares(self, state: JobState) -> list[Spare]:
+        free = [n for n in self.nodes.values() if n.node_id not in placed(state) and self.ready(n.node_id, state)]
+        failures = state.budgets.node_failures
+        return [Spare(n.node_id, n.labels, failed_before=bool(failures.get(n.node_id))) for n in free]
+
+    def _labels(self, node_id: str) -> Mapping[str, str]:
+        node = self.nodes.get(node_id)
+        return node.labels if node else {}
+
+    def waiting_for(self, state: JobState) -> str:
+        """What the next cycle still needs, for people."""
+        missing = [n for n in placed(state) if not self.ready(n, state)]
+        gone = [n for n in missing if n in state.lost]
+        if gone:
+            return f"waiting up to {self.options.spare_wait_s:g} s for a spare in place of {', '.join(gone)}"
+        return f"waiting for {', '.join(missing) or 'the next store'} to be ready again"

@@ -1,0 +1,181 @@
+"""The job's whole durable state: one value, one key in the store.
+
+Whoever holds the lease continues from exactly this; nothing that a successor needs may live elsewhere. It knows no clock: times that people read are added where
+it is exported. It must stay below 256 KiB at 10,000 ranks, hence a node list plus the permutations that are not the identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from ft_launcher.core.evidence import NO_CYCLE, Address
+from ft_launcher.core.placement import Placement
+
+
+class Phase(StrEnum):
+    """Where the job is in its life."""
+
+    FORMING = "forming"
+    """No cycle of this generation has started: waiting until enough nodes are ready."""
+    RUNNING = "running"
+    """The ranks of `cycle` run, or are being started."""
+    DRAINING = "draining"
+    """Somebody asked for the end: the signal is forwarded, ranks have `term_grace_s` to leave."""
+    ENDING = "ending"
+    """The end of `cycle` is decided: every node kills what is left of it and acknowledges."""
+    PAUSED = "paused"
+    """`cycle` is over and settled; the next one waits for time (backoff) or for a node."""
+    DONE = "done"
+    """The verdict stands."""
+
+
+class Outcome(StrEnum):
+    """What the whole run concluded (verdict.json's `outcome`)."""
+
+    FINISHED = "finished"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    NO_PROGRESS = "no_progress"
+    NOT_ENOUGH_NODES = "not_enough_nodes"
+    RERUN_ELSEWHERE = "rerun_elsewhere"
+    RESULT_REJECTED = "result_rejected"
+    STORE_UNREACHABLE = "store_unreachable"
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """Who was at fault, in coordinates, and how that is known."""
+
+    rank: int
+    coords: str
+    node: str
+    slot: int
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"rank": self.rank, "coords": self.coords, "node": self.node, "slot": self.slot, "why": self.why}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The end of the run: what every agent exits with, and why."""
+
+    outcome: Outcome
+    exit_code: int
+    reason: str
+    first_cause: Mapping[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        cause = dict(self.first_cause) if self.first_cause is not None else None
+        return {"outcome": self.outcome.value, "exit_code": self.exit_code, "reason": self.reason, "first_cause": cause}
+
+    @classmethod
+    def from_json(cls, doc: Mapping[str, Any]) -> Verdict:
+        return cls(Outcome(doc["outcome"]), doc["exit_code"], doc["reason"], doc.get("first_cause"))
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    """What has been used up, over the whole generation; survives controllers and nodes.
+
+    `best_iteration`: the highest iteration that any cycle completed. `best_steps`: the most steps one cycle completed (scripts without absolute iterations).
+    `stuck_cycles`: cycles in a row that went no further. `failures_in_a_row`: consecutive ends without progress since, what backoff grows with.
+    """
+
+    restarts: int = 0
+    platform: int = 0
+    best_iteration: int | None = None
+    best_steps: int = 0
+    stuck_cycles: int = 0
+    failures_in_a_row: int = 0
+    client_known: bool = False
+    node_failures: Mapping[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "restarts": self.restarts,
+            "platform": self.platform,
+            "best_iteration": self.best_iteration,
+            "best_steps": self.best_steps,
+            "stuck_cycles": self.stuck_cycles,
+            "failures_in_a_row": self.failures_in_a_row,
+            "client_known": self.client_known,
+            "node_failures": dict(self.node_failures),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """One value of the `job` key. `cycle` is the running or the last one (NO_CYCLE before the first); `master` is the store its ranks meet in.
+
+    `stop_signal` is set while draining. `lost` are nodes declared lost since the cycle started. `reason`: why the job is in this phase, one sentence.
+    """
+
+    run_id: str
+    generation: int
+    phase: Phase = Phase.FORMING
+    cycle: int = NO_CYCLE
+    placement: Placement | None = None
+    master: Address | None = None
+    reason: str = "waiting for nodes"
+    restart_reason: str = ""
+    stop_signal: int | None = None
+    finished: bool = False
+    lost: Mapping[str, str] = field(default_factory=dict)
+    budgets: Budgets = field(default_factory=Budgets)
+    verdict: Verdict | None = None
+
+    def but(self, **changes: Any) -> JobState:
+        """The same state with some fields replaced."""
+        return replace(self, **changes)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "run_id": self.run_id,
+            "generation": self.generation,
+            "phase": self.phase.value,
+            "cycle": self.cycle,
+            "placement": self.placement.to_json() if self.placement else None,
+            "master": self.master.to_json() if self.master else None,
+            "reason": self.reason,
+            "restart_reason": self.restart_reason,
+            "stop_signal": self.stop_signal,
+            "finished": self.finished,
+            "lost": dict(self.lost),
+            "budgets": self.budgets.to_json(),
+            "verdict": self.verdict.to_json() if self.verdict else None,
+        }
+
+    @classmethod
+    def from_json(cls, doc: Mapping[str, Any]) -> JobState:
+        nested = {
+            "phase": Phase(doc["phase"]),
+            "placement": Placement.from_json(doc["placement"]) if doc["placement"] else None,
+            "master": Address(*doc["master"]) if doc["master"] else None,
+            "budgets": Budgets(**doc["budgets"]),
+            "verdict": Verdict.from_json(doc["verdict"]) if doc["verdict"] else None,
+        }
+        return cls(**{**doc, **nested})
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the core needs of the configuration. Seconds throughout; `nodes_wanted` active nodes, `can_join`: whether further nodes can ever appear."""
+
+    nodes_wanted: int
+    nproc: int
+    can_join: bool = False
+    max_restarts: int = 3
+    no_progress_cycles: int = 3
+    max_platform_faults: int = 3
+    join_wait_s: float = 600.0
+    spare_wait_s: float = 600.0
+    exit_grace_s: float = 60.0
+    term_grace_s: float = 25.0
+    survivor_grace_s: float = 0.0
+    reap_s: float = 30.0
+    error_grace_s: float = 1.0
+    backoff_max_s: float = 30.0
