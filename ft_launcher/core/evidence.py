@@ -64,6 +64,11 @@ class RankExit:
         """A failure of the rank's own doing: not a success, and not our SIGKILL."""
         return not self.success and not self.ended
 
+    @property
+    def number(self) -> int:
+        """The exit as files state it: the code, or the negative signal number."""
+        return -self.signal if self.signal is not None else (self.code or 0)
+
     def describe(self) -> str:
         """`was killed by SIGSEGV (core dumped)` or `exited with code 3 (ValueError: ...)`."""
         if self.signal is not None:
@@ -145,13 +150,14 @@ class RankProgress:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where something listens: a host that other nodes can reach, and a port."""
+    """Where the ranks meet: a host that other nodes can reach, and a port. `serving`: a store of ours listens there already; else rank 0 has to host it."""
 
     host: str
     port: int
+    serving: bool = True
 
     def to_json(self) -> list[Any]:
-        return [self.host, self.port]
+        return [self.host, self.port, self.serving]
 
 
 @dataclass(frozen=True, slots=True)

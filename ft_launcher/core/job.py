@@ -231,8 +231,8 @@ class JobMachine:
         ranks: dict[int, Mapping[str, Any]] = {}
         for rank in range(self.topology.world):
             p, e = progress.get(rank), exits.get(rank)
-            how = None if e is None else ("ended by the launcher" if e.ended else e.describe())
-            ranks[rank] = {"iteration": p and p.iteration, "section": p and p.section, "since_s": p and p.since_s, "exit": how}
+            at = {"iteration": p and p.iteration, "section": p and p.section, "since_s": p and p.since_s}
+            ranks[rank] = {**at, "exit": e and e.number, "ended": bool(e and e.ended), "steps": p.steps if p else 0}
         return RecordDecision(
             cycle=self.state.cycle,
             cause=decision.cause,

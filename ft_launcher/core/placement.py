@@ -35,13 +35,12 @@ class Placement:
         nodes = tuple(self.nodes)
         position = {node: i for i, node in enumerate(nodes)}
         _check_nodes(nodes, position, self.nproc)
-        identity = tuple(range(self.nproc))
         for node, permutation in self.slots.items():
             if node not in position:
                 raise ValueError(f"slots of {node!r}: no such node in this placement")
-            if sorted(permutation) != list(identity):
+            if len(permutation) != self.nproc or sorted(permutation) != list(range(self.nproc)):
                 raise ValueError(f"slots of {node!r}: {list(permutation)} is no permutation of 0..{self.nproc - 1}")
-        kept = {node: tuple(permutation) for node, permutation in self.slots.items() if tuple(permutation) != identity}
+        kept = {node: tuple(permutation) for node, permutation in self.slots.items() if list(permutation) != sorted(permutation)}
         object.__setattr__(self, "nodes", nodes)
         object.__setattr__(self, "slots", MappingProxyType(kept))
         object.__setattr__(self, "_position", position)
@@ -131,16 +130,17 @@ class Placement:
         return self.swap_slots(node, current, min(partners, key=disturbance))
 
     def validate(self) -> None:
-        """Walk the map: each rank has a place of its own and `rank_at`, `ranks_on` agree, else ValueError with the first that differs."""
-        seen: dict[tuple[str, int], int] = {}
-        for rank in range(self.world):
-            node, slot = self.place(rank)
-            if not 0 <= slot < self.nproc:
-                raise ValueError(f"rank {rank} is at {node}/{slot}, outside 0..{self.nproc - 1}")
-            if (other := seen.setdefault((node, slot), rank)) != rank:
-                raise ValueError(f"ranks {other} and {rank} are both at {node}/{slot}")
-            if self.rank_at(node, slot) != rank or self.ranks_on(node)[slot] != rank:
-                raise ValueError(f"rank {rank} is at {node}/{slot}, but that place says {self.rank_at(node, slot)}, {self.ranks_on(node)}")
+        """Walk the whole map both ways: each rank has one place and each place one rank. ValueError with the first that does not."""
+        if len(set(self.nodes)) != len(self.nodes):
+            raise ValueError("a node is named twice")
+        for position, node in enumerate(self.nodes):
+            by_slot = self.ranks_on(node)
+            first = position * self.nproc
+            if sorted(by_slot) != list(range(first, first + self.nproc)):
+                raise ValueError(f"node {node!r} at position {position} holds ranks {by_slot}")
+            for slot, rank in enumerate(by_slot):
+                if self.place(rank) != (node, slot) or self.rank_at(node, slot) != rank:
+                    raise ValueError(f"{node}/{slot} holds rank {rank}, but that rank is at {self.place(rank)}")
 
     def to_json(self) -> dict[str, object]:
         """A JSON object: `nodes`, `nproc`, and `slots` with the permutations that are not the identity."""

@@ -79,14 +79,13 @@ def first_cause(evidence: Evidence, failure: Failure | None, cause: str, culprit
     if culprit is None:
         return None
     exit_ = failure.exit if failure else None
-    how = None if exit_ is None else (signal_name(exit_.signal) if exit_.signal is not None else exit_.code)
     return {
         "rank": culprit.rank,
         "coords": culprit.coords,
         "node": culprit.node,
         "slot": culprit.slot,
         "cause": cause,
-        "exit": how,
+        "exit": exit_.number if exit_ else None,
         "error": exit_.error.to_json() if exit_ and exit_.error else None,
     }
 

@@ -104,7 +104,9 @@ def test_budget_is_used_up_and_the_ranks_own_code_is_passed_on() -> None:
     assert "--max-restarts 2 are used up" in job.state.verdict.reason
 
 
-@pytest.mark.parametrize(("code", "signal", "expected"), [(7, None, 7), (69, None, 1), (75, None, 1), (93, None, 1), (None, 11, 139), (2, None, 2)])
+@pytest.mark.parametrize(
+    ("code", "signal", "expected"), [(7, None, 7), (69, None, 1), (75, None, 1), (93, None, 1), (None, 11, 139), (2, None, 2)]
+)
 def test_exit_codes(code: int | None, signal: int | None, expected: int) -> None:
     job = Job(max_restarts=0)
     job.start()
@@ -150,7 +152,9 @@ def test_no_progress_stops_with_93() -> None:
     assert "ValueError: x" in job.state.verdict.reason
 
 
-@pytest.mark.parametrize("message", ["ModuleNotFoundError: No module named 'megatro'", "SyntaxError: invalid syntax", "FileNotFoundError: [Errno 2] data.bin"])
+@pytest.mark.parametrize(
+    "message", ["ModuleNotFoundError: No module named 'megatro'", "SyntaxError: invalid syntax", "FileNotFoundError: [Errno 2] data.bin"]
+)
 def test_bad_start_stops_at_once(message: str) -> None:
     job = Job()
     job.start()

@@ -1,0 +1,299 @@
+"""The agent: one per node. Feeds the node machine with what happens here and carries out its actions.
+
+It owns the zygote, the section pages, the standby stores and the node's report; the event loop is its only thread of control. It never imports torch, never touches
+storage from the loop, and decides nothing: that is the node machine's, and for the job the controller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ft_launcher.config import Config
+from ft_launcher.core import actions as do
+from ft_launcher.core.events import (
+    ErrorsRead,
+    GraceExpired,
+    JobChanged,
+    NodeEvent,
+    ProgressSeen,
+    RankEnded,
+    RanksReaped,
+    RanksStarted,
+    SignalArrived,
+    StandbyOpened,
+    ZygoteDied,
+    ZygoteStarted,
+)
+from ft_launcher.core.evidence import Address, RankError
+from ft_launcher.core.node import NodeMachine, NodeOptions
+from ft_launcher.core.state import JobState
+from ft_launcher.shell.keys import Keys
+from ft_launcher.shell.last_words import read_error
+from ft_launcher.shell.logs import LogTail
+from ft_launcher.shell.nursery import Nursery, RankPlan
+from ft_launcher.shell.rank_env import rank_environment
+from ft_launcher.shell.record import Files
+from ft_launcher.shell.standbys import Standbys
+from ft_launcher.shell.store import Store
+from ft_launcher.shell.watchman import Reactions, Watchman
+from ft_launcher.shell.writer import Keep
+from monitors.detect import Finding, Limits
+
+ERRORS_LANE = "last-words"
+ERRORS_WAIT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What an agent works with. `progress` hands what was seen to the controller."""
+
+    config: Config
+    store: Store
+    keys: Keys
+    files: Files
+    tail: LogTail | None
+    progress: Callable[[ProgressSeen], None]
+
+
+class Agent:
+    """`run()` returns the exit code of this agent."""
+
+    def __init__(self, around: Surroundings, nursery: Nursery, options: NodeOptions, host: str) -> None:
+        config = around.config
+        self._around = around
+        self._machine = NodeMachine(options)
+        self._options = options
+        self._nursery = nursery
+        self._standbys = Standbys(host, lambda address: self.feed(StandbyOpened(address)), self._warn)
+        limits = Limits(config.timeouts.sections, config.timeouts.out_of_section_s)
+        reactions = Reactions(self.feed, around.progress, self._on_finding)
+        self._watch = Watchman(config.node_id, limits, reactions, hang_kills=config.hang_action == "restart")
+        self._events: deque[NodeEvent] = deque()
+        self._feeding = False
+        self._master: Address | None = None
+        self._started: set[int] = set()
+        self._forked: tuple[int, frozenset[int]] = (-1, frozenset())
+        self._left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._report: asyncio.Event = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # -- life ---------------------------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        """Follow the job until it is done; the ranks, the zygote and everything below are gone when this returns."""
+        self._nursery.listen(self)
+        self._tasks = [asyncio.create_task(self._follow_job()), asyncio.create_task(self._send_reports())]
+        for task in self._tasks:
+            task.add_done_callback(self._on_task_done)
+        self._nursery.start()
+        try:
+            return await self._left
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._nursery.close()
+            self._watch.close()
+
+    def fail(self, error: BaseException) -> None:
+        """Something that must not end has ended: the agent ends too, and says why through the exception."""
+        if not self._left.done():
+            self._left.set_exception(error)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
+    async def _follow_job(self) -> None:
+        """Every version of the job state, in order."""
+        store, key = self._around.store, self._around.keys.job
+        listing = await store.list(key)
+        for entry in listing.entries:
+            self.feed(JobChanged(JobState.from_json(json.loads(entry.value)), entry.modified))
+        async for batch in store.watch(key, listing.revision + 1):
+            for change in batch.changes:
+                if change.entry is not None:
+                    self.feed(JobChanged(JobState.from_json(json.loads(change.entry.value)), change.revision))
+
+    async def _send_reports(self) -> None:
+        """Reports are cumulative: only the newest needs to arrive."""
+        key = self._around.keys.report(self._options.node_id)
+        while True:
+            await self._report.wait()
+            self._report.clear()
+            report = self._machine.report
+            await self._around.store.put(key, json.dumps(report.to_json(), separators=(",", ":")))
+
+    # -- events in, actions out -----------------------------------------------------------------------------------------------------------
+
+    def feed(self, event: NodeEvent) -> None:
+        """Give the machine an event and carry out what it says; events that arise meanwhile are handled after, in order."""
+        self._events.append(event)
+        if self._feeding:
+            return
+        self._feeding = True
+        try:
+            while self._events:
+                now = asyncio.get_running_loop().time()
+                for action in self._machine.handle(now, self._events.popleft()):
+                    self._do(action)
+        except Exception as error:  # noqa: BLE001 - the loop's boundary: the agent ends with it
+            self.fail(error)
+        finally:
+            self._feeding = False
+
+    def on_signal(self, number: int) -> None:
+        """A signal has reached the agent process."""
+        self._around.files.journal.record("signal", self._machine.cycle, signal=number)
+        self.feed(SignalArrived(number))
+
+    def _do(self, action: do.NodeAction) -> None:
+        match action:
+            case do.Report():
+                self._report.set()
+            case do.StartRanks():
+                self._start(action.job)
+            case do.KillRanks():
+                self._watch.revoke()
+                self._nursery.kill(action.cycle, action.ranks)
+            case do.SignalRanks():
+                self._nursery.signal(action.cycle, action.ranks, action.signal)
+            case do.Reap():
+                self._nursery.reap(action.cycle)
+            case do.Leave():
+                self._leave(action.exit_code)
+            case _:
+                self._do_later(action)
+
+    def _do_later(self, action: do.NodeAction) -> None:
+        """The actions whose answer comes as an event."""
+        match action:
+            case do.OpenStandby():
+                self._standbys.request(action.delay_s)
+            case do.StartZygote():
+                self._warn(f"starting a new zygote: {action.why}")
+                self._nursery.restart()
+            case do.ReadErrors():
+                self._read_errors(action.cycle, action.ranks)
+            case do.SetGrace():
+                asyncio.get_running_loop().call_later(action.delay_s, self.feed, GraceExpired(action.cycle))
+            case do.Say():
+                self._around.files.console.say(action.text, action.level)
+            case _:
+                raise TypeError(f"no way to carry out {action!r}")
+
+    def _leave(self, code: int) -> None:
+        if not self._left.done():
+            self._left.set_result(code)
+
+    # -- ranks ------------------------------------------------------------------------------------------------------------------------------
+
+    def _start(self, job: JobState) -> None:
+        config, folder, placement = self._around.config, self._around.files.folder, job.placement
+        if placement is None:
+            return
+        ranks = placement.ranks_on(config.node_id)
+        pages = self._watch.open_pages(job.cycle, ranks, job.budgets.client_known)
+        self._master, self._started = job.master, set()
+        self._forked = (job.cycle, frozenset(ranks))
+        plans = [
+            RankPlan(
+                rank=rank,
+                slot=placement.slot_of(rank),
+                log=folder.rank_log(job.cycle, rank),
+                env=rank_environment(config, job, rank, self._error_file(job.cycle, rank)),
+                page_fd=pages[rank],
+            )
+            for rank in ranks
+        ]
+        self._nursery.fork(job.cycle, plans)
+        self._around.files.journal.record("started", job.cycle, ranks=list(ranks))
+        if self._around.tail is not None:
+            shown = [rank for rank in ranks if config.tee.shows(rank)]
+            self._around.tail.follow({rank: folder.rank_log(job.cycle, rank) for rank in shown})
+
+    def _error_file(self, cycle: int, rank: int) -> Path:
+        return self._around.files.folder.cycle_folder(cycle) / f"rank_{rank:05d}.error.json"
+
+    def _read_errors(self, cycle: int, ranks: Sequence[int]) -> None:
+        """On the writer thread, bounded: a stalled disk costs the words, not the restart."""
+        loop = asyncio.get_running_loop()
+        answered = False
+
+        def answer(errors: dict[int, RankError]) -> None:
+            nonlocal answered
+            if not answered:
+                answered = True
+                self.feed(ErrorsRead(cycle, errors))
+
+        def read() -> None:
+            folder = self._around.files.folder
+            found = {rank: read_error(self._error_file(cycle, rank), folder.rank_log(cycle, rank)) for rank in ranks}
+            loop.call_soon_threadsafe(answer, {rank: error for rank, error in found.items() if error is not None})
+
+        self._around.files.writer.submit(ERRORS_LANE, read, Keep.ALWAYS)
+        loop.call_later(ERRORS_WAIT_S, answer, {})
+
+    # -- what the nursery tells ---------------------------------------------------------------------------------------------------------------
+
+    def on_ready(self) -> None:
+        """A zygote can fork ranks."""
+        self._standbys.use(self._nursery.prepare_standby, self._nursery.release_standby)
+        self.feed(ZygoteStarted())
+
+    def on_standby(self, token: int, port: int | None, reason: str) -> None:
+        """A standby store listens, or (no port) there will be none."""
+        if port is not None:
+            self._standbys.ready(token, port)
+        else:
+            self._standbys.failed(token, reason)
+
+    def on_rank_started(self, cycle: int, rank: int, at_ns: int) -> None:
+        """One rank's process exists."""
+        self._watch.started(rank, at_ns)
+        self._started.add(rank)
+        if (cycle, frozenset(self._started)) == self._forked:
+            self.feed(RanksStarted(cycle))
+
+    def on_rank_ended(self, event: RankEnded) -> None:
+        """One rank's process has ended; what it stamped is read first, so that it is known who failed when."""
+        self._watch.ended(event.rank)
+        how = {"code": event.code} if event.signal is None else {"signal": event.signal}
+        self._around.files.journal.record("ended", event.cycle, rank=event.rank, at_ns=event.at_ns, **how)
+        self.feed(event)
+
+    def on_reaped(self, cycle: int, left: tuple[int, ...], seconds: float) -> None:
+        """Nothing of the cycle is left here."""
+        progress = self._watch.progress()
+        self._watch.close()
+        self._standbys.release_used(self._master)
+        if self._around.tail is not None:
+            self._around.tail.end_cycle()
+        self.feed(RanksReaped(cycle, left, seconds, progress))
+
+    def on_lost(self, reason: str) -> None:
+        """The zygote is gone and everything below it with it."""
+        self._standbys.use(None, None)
+        self.feed(ZygoteDied(reason))
+
+    def on_note(self, text: str) -> None:
+        """Something about the start-up that people should read."""
+        self._warn(text)
+
+    def _warn(self, text: str) -> None:
+        self._around.files.console.say(text, "warning")
+        self._around.files.journal.record("note", self._machine.cycle, text=text)
+
+    def _on_finding(self, finding: Finding) -> None:
+        """Hangs become events elsewhere; everything is in the journal, and what would have been a kill is said in shadow mode."""
+        fields = {"section": finding.section, "since_s": round(finding.since_s, 3), "limit_s": finding.limit_s, "reason": finding.reason}
+        self._around.files.journal.record(f"finding-{finding.kind}", self._machine.cycle, rank=finding.rank, **fields)
+        shadow = finding.kind == "hung" and self._around.config.hang_action == "log"
+        if finding.kind == "silent" or shadow:
+            would = " (only said, --hang-action log)" if shadow else ""
+            self._around.files.console.say(f"rank {finding.rank}: {finding.reason}{would}", "warning")

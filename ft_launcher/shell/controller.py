@@ -1,0 +1,194 @@
+"""The controller's shell: elects, reads the store, feeds the job machine, carries out its actions.
+
+At most one controller writes at a time: each transaction compares the leader key's create revision and the job key's mod revision, so a deposed one can write nothing.
+It owns no process and decides nothing itself; what people read is handed to a `Record`. All time is the event loop's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ft_launcher.core.actions import Commit, JobAction, RecordDecision, RecordRecovery, Say, SetTimer
+from ft_launcher.core.events import JobEvent, NodeJoined, NodeLost, ProgressSeen, ReportReceived, Timer, TimerFired
+from ft_launcher.core.evidence import NodeInfo, NodeReport
+from ft_launcher.core.job import JobMachine
+from ft_launcher.core.state import JobState, Options, Phase
+from ft_launcher.core.topology import Topology
+from ft_launcher.shell.keys import Keys
+from ft_launcher.shell.store import Change, Compare, Created, Modified, Put, Store
+
+
+class DeposedError(Exception):
+    """Another controller holds the lease, or the job key has moved on: this one must not act any more."""
+
+
+class Record(Protocol):
+    """Where decisions become lines and files. None of these may block."""
+
+    def say(self, say: Say) -> None:
+        """One line for people."""
+        ...
+
+    def committed(self, job: JobState, revision: int) -> None:
+        """The job state is durable."""
+        ...
+
+    def decided(self, decision: RecordDecision) -> None:
+        """A cycle is settled."""
+        ...
+
+    def recovered(self, recovery: RecordRecovery) -> None:
+        """Training goes on."""
+        ...
+
+    def progressed(self, progress: ProgressSeen) -> None:
+        """Where training is."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a controller has to know of the job besides the store's content."""
+
+    keys: Keys
+    generation: int
+    topology: Topology
+    options: Options
+
+
+class Controller:
+    """Runs one job while it holds the lease. `offer` hands it events from this process (progress); everything else comes through the store."""
+
+    def __init__(self, store: Store, job: Job, record: Record, name: str) -> None:
+        self._store = store
+        self._job = job
+        self._record = record
+        self._name = name
+        self._queue: asyncio.Queue[JobEvent | Exception] = asyncio.Queue()
+        self._timers: dict[Timer, asyncio.TimerHandle] = {}
+        self._machine: JobMachine | None = None
+        self._leader_revision = 0
+        self._job_revision = 0
+        self._watching: list[asyncio.Task[None]] = []
+
+    def offer(self, event: JobEvent) -> None:
+        """Queue an event; handled in order with the store's."""
+        self._queue.put_nowait(event)
+
+    async def run(self, lease: int) -> None:
+        """Be the controller until the job is done. Raises DeposedError when another one is, PlatformError when the store is out of reach."""
+        if not await self._elect(lease):
+            raise DeposedError("another controller holds the lease")
+        try:
+            await self._load()
+            await self._serve()
+        finally:
+            for timer in self._timers.values():
+                timer.cancel()
+            for task in self._watching:
+                task.cancel()
+            await asyncio.gather(*self._watching, return_exceptions=True)
+
+    async def _elect(self, lease: int) -> bool:
+        key = self._job.keys.leader
+        outcome = await self._store.transact([Created(key, 0)], [Put(key, self._name, lease)])
+        self._leader_revision = outcome.revision
+        return outcome.succeeded
+
+    async def _load(self) -> None:
+        """Continue from the job key, or begin a new generation over what an older one left."""
+        keys = self._job.keys
+        entry = await self._store.get(keys.job)
+        known = JobState.from_json(json.loads(entry.value)) if entry is not None else None
+        self._job_revision = entry.modified if entry is not None else 0
+        if known is None or known.generation < self._job.generation:
+            known = JobState(keys.run_id, self._job.generation)
+        self._machine = JobMachine(known, self._job.topology, self._job.options)
+        await self._carry_out([Commit(known), *self._machine.begin(self._now())])
+        for prefix in (keys.nodes, keys.reports):
+            listing = await self._store.list(prefix)
+            for found in listing.entries:
+                self._on_change(Change(found.key, found, found.modified))
+            self._watching.append(asyncio.create_task(self._watch(prefix, listing.revision + 1)))
+
+    async def _watch(self, prefix: str, revision: int) -> None:
+        """A watch that fails or ends must be an error, never a silence."""
+        ended: Exception = DeposedError("a watch on the store ended")
+        try:
+            async for batch in self._store.watch(prefix, revision):
+                for change in batch.changes:
+                    self._on_change(change)
+        except Exception as error:  # noqa: BLE001 - handed to run(), which raises it
+            ended = error
+        self._queue.put_nowait(ended)
+
+    def _on_change(self, change: Change) -> None:
+        """Registrations and reports become events."""
+        keys = self._job.keys
+        if change.key.startswith(keys.nodes):
+            if change.entry is None:
+                self.offer(NodeLost(change.key.removeprefix(keys.nodes), "its registration is gone"))
+                return
+            node = NodeInfo.from_json(json.loads(change.entry.value))
+            if node.generation == self._job.generation:
+                self.offer(NodeJoined(node))
+        elif change.entry is not None:
+            self.offer(ReportReceived(NodeReport.from_json(json.loads(change.entry.value))))
+
+    async def _serve(self) -> None:
+        machine = self._require_machine()
+        while machine.state.phase is not Phase.DONE:
+            event = await self._queue.get()
+            if isinstance(event, Exception):
+                raise event
+            if isinstance(event, ProgressSeen):
+                self._record.progressed(event)
+            await self._carry_out(machine.handle(self._now(), event))
+
+    def _require_machine(self) -> JobMachine:
+        if self._machine is None:
+            raise DeposedError("no job state was loaded")
+        return self._machine
+
+    async def _carry_out(self, actions: Sequence[JobAction]) -> None:
+        """In order; nothing after a commit that failed."""
+        for action in actions:
+            if isinstance(action, Commit):
+                await self._commit(action.job)
+            else:
+                self._simple(action)
+
+    def _simple(self, action: SetTimer | Say | RecordDecision | RecordRecovery) -> None:
+        if isinstance(action, SetTimer):
+            self._set_timer(action)
+        elif isinstance(action, Say):
+            self._record.say(action)
+        elif isinstance(action, RecordDecision):
+            self._record.decided(action)
+        else:
+            self._record.recovered(action)
+
+    async def _commit(self, job: JobState) -> None:
+        keys = self._job.keys
+        compares: list[Compare] = [Created(keys.leader, self._leader_revision), Modified(keys.job, self._job_revision)]
+        outcome = await self._store.transact(compares, [Put(keys.job, json.dumps(job.to_json(), separators=(",", ":")))])
+        if not outcome.succeeded:
+            raise DeposedError("the leader key or the job key has changed hands")
+        self._job_revision = outcome.revision
+        self._record.committed(job, outcome.revision)
+
+    def _set_timer(self, action: SetTimer) -> None:
+        pending = self._timers.pop(action.timer, None)
+        if pending is not None:
+            pending.cancel()
+        fire: Callable[[JobEvent], None] = self.offer
+        event = TimerFired(action.timer, action.cycle)
+        self._timers[action.timer] = asyncio.get_running_loop().call_later(action.delay_s, fire, event)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,152 @@
+"""Keeps ft_state.json true: folds commits, decisions and progress into the document and hands copies to the writer thread.
+
+The store knows the truth; this is its export for people (and, with the embedded store, the durable copy). It never blocks and never fails a job: trouble with the
+disk is said by the writer. Wall-clock times are added here, for people only.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+from ft_launcher import __version__
+from ft_launcher.config import Config
+from ft_launcher.core.actions import RecordDecision, RecordRecovery
+from ft_launcher.core.events import ProgressSeen
+from ft_launcher.core.state import JobState, Options, Phase
+from ft_launcher.shell.journal import utc_now
+from ft_launcher.shell.writer import Keep, Writer
+from ft_launcher.state import document as doc
+from ft_launcher.state.file import FtStateFile, Saved
+from ft_launcher.state.run_folder import RunFolder
+
+LANE = "ft_state"
+PROGRESS_EVERY_S = 2.0
+
+
+def _coords(text: str) -> dict[str, int]:
+    return {name: int(value) for name, _, value in (part.partition("=") for part in text.split(","))}
+
+
+class Exporter:
+    """One run's document. Only the controller's agent has one."""
+
+    def __init__(self, config: Config, options: Options, folder: RunFolder, writer: Writer, say: Callable[[str], None]) -> None:
+        self._config = config
+        self._options = options
+        self._writer = writer
+        self._say = say
+        self._file = FtStateFile(config.ft_state)
+        self._cycles: dict[int, doc.CycleRecord] = {}
+        self._iteration: int | None = None
+        self._exported_at_s = 0.0
+        self._generation = folder.generation
+        loaded = self._file.load()
+        for note in loaded.notes:
+            say(note)
+        self.document = doc.begin_run(loaded.document, self._run_info(folder))
+        self.document = doc.with_timeouts(self.document, self._fixed_timeouts(), utc_now())
+
+    def _run_info(self, folder: RunFolder) -> doc.RunInfo:
+        config, topology = self._config, self._config.topology
+        degrees = {name: getattr(topology, name) for name in ("tp", "cp", "dp", "pp", "ep", "etp")}
+        return doc.RunInfo(
+            id=config.run_id,
+            generation=folder.generation,
+            started=utc_now(),
+            script=" ".join(config.command.target),
+            args=config.command.args,
+            world_size=topology.world,
+            nodes=config.nnodes,
+            nproc_per_node=config.nproc,
+            topology={**degrees, "order": topology.order},
+            log_dir=str(folder.path),
+            launcher=f"ft-launcher {__version__} (Python {sys.version.split()[0]})",
+        )
+
+    def _fixed_timeouts(self) -> dict[str, doc.SectionTimeout]:
+        limits = {**self._config.timeouts.sections, doc.OUT_OF_SECTION: self._config.timeouts.out_of_section_s}
+        return {name: doc.SectionTimeout(hard_s=s, soft_s=s * 2 / 3, why="fixed by the user or the default") for name, s in limits.items()}
+
+    def restore_if_torn(self) -> None:
+        """Before each cycle: what a foreign writer tore would kill every rank that reads it."""
+        document = self.document
+        self._writer.submit(LANE, lambda: self._noted(self._file.restore_if_torn(document)), Keep.ALWAYS)
+
+    def save(self) -> None:
+        """Queue the newest document."""
+        document = self.document
+        self._writer.submit(LANE, lambda: self._noted(self._file.save(document)), Keep.NEWEST)
+
+    def _noted(self, saved: Saved) -> None:
+        for note in saved.notes:
+            self._say(note)
+
+    def committed(self, job: JobState, revision: int) -> None:
+        """Phase, cycle and budgets as they now are."""
+        now = utc_now()
+        verdict = job.verdict
+        run = self.document["run"] or {}
+        since = run.get("since", now) if run.get("phase") == job.phase.value else now
+        position = {"cycle": max(job.cycle, 0), "phase": job.phase.value, "since": since, "revision": revision, "reason": job.reason}
+        if verdict is not None:
+            position |= {"outcome": verdict.outcome.value, "exit_code": verdict.exit_code}
+        self.document = doc.at_position(self.document, now, **position)
+        self._count(job)
+        if job.phase is Phase.RUNNING and job.cycle not in self._cycles:
+            self._cycles[job.cycle] = doc.CycleRecord(n=job.cycle, generation=self._generation, start=now, iteration_start=self._iteration)
+            self.document = doc.with_cycle(self.document, self._cycles[job.cycle])
+        self.save()
+
+    def _count(self, job: JobState) -> None:
+        budgets, options = job.budgets, self._options
+        for kind, used, limit in (
+            ("restarts", budgets.restarts, options.max_restarts),
+            ("platform_faults", budgets.platform, options.max_platform_faults),
+            ("stuck_cycles", budgets.stuck_cycles, options.no_progress_cycles),
+        ):
+            self.document = doc.with_budget(self.document, kind, used, limit)
+
+    def decided(self, decision: RecordDecision) -> None:
+        """The settled cycle's row is complete."""
+        known = self._cycles.get(decision.cycle)
+        if known is None:
+            return
+        found = decision.culprit
+        culprit = None
+        if found is not None:
+            culprit = doc.Culprit(found["rank"], _coords(found["coords"]), found["node"], found["slot"], found["why"])
+        iterations = [r["iteration"] for r in decision.ranks.values() if r["iteration"] is not None]
+        self._cycles[decision.cycle] = replace(
+            known,
+            end=utc_now(),
+            reason=decision.reason,
+            cause=decision.cause,
+            decision=decision.decision,
+            culprit=culprit,
+            reap_s=round(decision.reap_s, 4),
+            iteration_end=max(iterations, default=None),
+        )
+        self.document = doc.with_cycle(self.document, self._cycles[decision.cycle])
+        self.save()
+
+    def recovered(self, recovery: RecordRecovery) -> None:
+        """How long the outage before this cycle lasted."""
+        known = self._cycles.get(recovery.cycle)
+        if known is None:
+            return
+        start = recovery.iteration if recovery.complete else known.iteration_start
+        self._cycles[recovery.cycle] = replace(known, recovery_s=round(recovery.seconds, 4), iteration_start=start)
+        self.document = doc.with_cycle(self.document, self._cycles[recovery.cycle])
+        self.save()
+
+    def progressed(self, progress: ProgressSeen, now_s: float) -> None:
+        """Where training is, every couple of seconds."""
+        if progress.iteration is None or progress.iteration == self._iteration:
+            return
+        self._iteration = progress.iteration
+        if now_s - self._exported_at_s >= PROGRESS_EVERY_S:
+            self._exported_at_s = now_s
+            self.document = doc.at_position(self.document, utc_now(), iteration=progress.iteration)
+            self.save()

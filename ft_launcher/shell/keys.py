@@ -1,0 +1,45 @@
+"""Where things are in the store: `/ft/v1/<run id>/...` (docs/design.md section 6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of one run id. Generations share them: a newer one overwrites what an older one left."""
+
+    run_id: str
+
+    @property
+    def root(self) -> str:
+        """Prefix of everything."""
+        return f"/ft/v1/{self.run_id}/"
+
+    @property
+    def leader(self) -> str:
+        """The controller's lease-bound key."""
+        return f"{self.root}leader"
+
+    @property
+    def job(self) -> str:
+        """The whole job state."""
+        return f"{self.root}job"
+
+    @property
+    def nodes(self) -> str:
+        """Prefix of the registrations."""
+        return f"{self.root}nodes/"
+
+    @property
+    def reports(self) -> str:
+        """Prefix of the nodes' cumulative reports."""
+        return f"{self.root}reports/"
+
+    def node(self, node_id: str) -> str:
+        """A node's registration (on its lease)."""
+        return f"{self.nodes}{node_id}"
+
+    def report(self, node_id: str) -> str:
+        """A node's report (not on its lease)."""
+        return f"{self.reports}{node_id}"

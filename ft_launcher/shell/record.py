@@ -1,0 +1,126 @@
+"""Where decisions become lines and files: console, journal, incident folders, ft_state.json, verdict.json.
+
+The controller's `Record`. Everything that touches a disk is handed to the writer thread; nothing here blocks or decides. The same sentence appears everywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ft_launcher.core.actions import RecordDecision, RecordRecovery, Say
+from ft_launcher.core.events import ProgressSeen
+from ft_launcher.core.state import JobState, Phase
+from ft_launcher.shell import incident
+from ft_launcher.shell.console import Console
+from ft_launcher.shell.exporter import Exporter
+from ft_launcher.shell.journal import Journal
+from ft_launcher.shell.writer import Writer
+from ft_launcher.state.run_folder import RunFolder
+
+
+def coords_of(text: str) -> dict[str, int]:
+    """`tp=1,cp=0,dp=3,pp=0` as a mapping."""
+    return {name: int(value) for name, _, value in (part.partition("=") for part in text.split(","))}
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The places a record writes to."""
+
+    folder: RunFolder
+    writer: Writer
+    journal: Journal
+    console: Console
+
+
+class RunRecord:
+    """See controller.Record. `stacks` yields what was gathered of the ranks' stacks by the time an incident is written."""
+
+    def __init__(self, files: Files, exporter: Exporter, stacks: Callable[[int], Mapping[int, str]] | None = None) -> None:
+        self._files = files
+        self._exporter = exporter
+        self._incidents = incident.IncidentBook(files.writer, files.folder.path)
+        self._stacks = stacks
+        self._job: JobState | None = None
+        self._revision: int | None = None
+
+    def say(self, say: Say) -> None:
+        """One line for console and journal."""
+        self._files.console.say(say.text, say.level)
+        self._files.journal.record("said", self._cycle(), self._revision, text=say.text, level=say.level)
+
+    def _cycle(self) -> int | None:
+        return self._job.cycle if self._job is not None else None
+
+    def committed(self, job: JobState, revision: int) -> None:
+        """The job as it now is: journal, ft_state, and the verdict once there is one."""
+        self._job, self._revision = job, revision
+        self._files.journal.record("job", job.cycle, revision, job=job.to_json())
+        if job.phase is Phase.ENDING:
+            self._exporter.restore_if_torn()
+        self._exporter.committed(job, revision)
+        if job.verdict is not None:
+            verdict = job.verdict
+            cause = _first_cause(verdict.first_cause) if verdict.first_cause else None
+            final = incident.Verdict(verdict.outcome.value, verdict.exit_code, verdict.reason, job.cycle + 1, cause)
+            incident.submit_verdict(self._files.writer, self._files.folder.path, final)
+
+    def decided(self, decision: RecordDecision) -> None:
+        """A settled cycle: journal, ft_state, and an incident folder unless it simply finished."""
+        fields = {name: getattr(decision, name) for name in ("cause", "rule", "reason", "decision", "culprit", "reap_s")}
+        self._files.journal.record("decision", decision.cycle, self._revision, **fields)
+        self._exporter.decided(decision)
+        if decision.cause not in ("finished", "drain"):
+            self._incidents.record(self._incident(decision))
+
+    def _incident(self, decision: RecordDecision) -> incident.Incident:
+        found = decision.culprit
+        culprit = None
+        if found is not None:
+            culprit = incident.Culprit(found["rank"], coords_of(found["coords"]), found["node"], found["slot"], found["why"])
+        ranks = {
+            rank: incident.RankAtIncident(r["iteration"], r["section"], r["since_s"], None if r["ended"] else r["exit"])
+            for rank, r in decision.ranks.items()
+        }
+        return incident.Incident(
+            cycle=decision.cycle,
+            cause=decision.cause,
+            reason=decision.reason,
+            decision=decision.decision,
+            culprit=culprit,
+            ranks=ranks,
+            progress=decision.ranks,
+            stacks=self._stacks(decision.cycle) if self._stacks is not None else {},
+            logs={rank: self._files.folder.rank_log(decision.cycle, rank) for rank in decision.ranks},
+            extra={"rule": decision.rule, "reap_s": round(decision.reap_s, 4), "settle_s": round(decision.fault_to_settled_s, 4)},
+        )
+
+    def recovered(self, recovery: RecordRecovery) -> None:
+        """Say how long the outage was: first until all ranks run, then until all have made a step."""
+        at = f" at iteration {recovery.iteration}" if recovery.iteration is not None else ""
+        what = f"training again{at}, every rank has completed a step" if recovery.complete else "all ranks started"
+        self._files.console.say(f"cycle {recovery.cycle}: {what}, {recovery.seconds:.2f} s after the fault")
+        kind = "recovered" if recovery.complete else "restarted"
+        self._files.journal.record(kind, recovery.cycle, self._revision, seconds=round(recovery.seconds, 4), iteration=recovery.iteration)
+        self._exporter.recovered(recovery)
+
+    def progressed(self, progress: ProgressSeen) -> None:
+        """Where training is, for ft_state."""
+        self._exporter.progressed(progress, asyncio.get_running_loop().time())
+
+
+def _first_cause(found: Mapping[str, Any]) -> incident.FirstCause:
+    error = found.get("error") or {}
+    return incident.FirstCause(
+        rank=found["rank"],
+        coords=coords_of(found["coords"]),
+        node=found["node"],
+        slot=found["slot"],
+        cause=found["cause"],
+        exit=found["exit"],
+        error_message=error.get("message"),
+        error_traceback=error.get("traceback"),
+    )

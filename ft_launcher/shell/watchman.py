@@ -1,0 +1,157 @@
+"""Looks at every rank's section page twenty times a second and turns what it sees into events.
+
+It owns the pages of one node and one cycle, and the detector that judges them. A look costs microseconds: nothing is asked of the ranks, nothing can block. What it
+finds (a hang, an uncaught exception, progress) it reports; it never decides and never kills.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ft_launcher.core.events import ExceptionStamped, HangFound, NodeEvent, ProgressSeen
+from ft_launcher.core.evidence import Hang, RankProgress
+from monitors.detect import Finding, HangDetector, Limits
+from monitors.page import PageSample, SectionPage
+
+INTERVAL_S = 0.05
+PROGRESS_EVERY_S = 1.0
+REAL_SAVE_NS = 5_000_000
+"""A `checkpointing` occurrence shorter than this did nothing: Megatron opens the section in every iteration."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    page: SectionPage
+    started_ns: int
+    live: bool = True
+    stamped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reactions:
+    """Where findings go: events to the node machine, progress to the controller, everything else in words."""
+
+    event: Callable[[NodeEvent], None]
+    progress: Callable[[ProgressSeen], None]
+    finding: Callable[[Finding], None]
+
+
+class Watchman:
+    """The pages and the detector of one cycle. `hang_kills` False (`--hang-action log`): hangs are only told, never become events."""
+
+    def __init__(self, node_id: str, limits: Limits, reactions: Reactions, hang_kills: bool = True) -> None:
+        self._node_id = node_id
+        self._limits = limits
+        self._reactions = reactions
+        self._hang_kills = hang_kills
+        self._cycle = -1
+        self._ranks: dict[int, _Watched] = {}
+        self._detector: HangDetector | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._told: tuple[int | None, int] = (None, 0)
+        self._told_at_s = 0.0
+
+    def open_pages(self, cycle: int, ranks: Iterable[int], client_known: bool) -> dict[int, int]:
+        """Make fresh pages for the ranks of a cycle and start looking; returns rank -> descriptor. PlatformError when the system has none left."""
+        self.close()
+        self._cycle = cycle
+        self._told, self._told_at_s = (None, 0), 0.0
+        now_ns = time.monotonic_ns()
+        self._detector = HangDetector(self._limits, interval_s=INTERVAL_S, client_known=client_known)
+        for rank in ranks:
+            self._ranks[rank] = _Watched(SectionPage.create(rank, cycle), now_ns)
+        self._arm()
+        return {rank: watched.page.fd for rank, watched in self._ranks.items()}
+
+    def started(self, rank: int, at_ns: int) -> None:
+        """The rank's process exists since then: its setup budget counts from here."""
+        if rank in self._ranks:
+            self._ranks[rank].started_ns = at_ns
+
+    def ended(self, rank: int) -> None:
+        """The rank's process is gone: its last exception is read at once, nothing more will be found."""
+        watched = self._ranks.get(rank)
+        if watched is not None and watched.live:
+            self._read_stamp(rank, watched, watched.page.sample())
+            watched.live = False
+            if self._detector is not None:
+                self._detector.forget(rank)
+
+    def revoke(self) -> None:
+        """The cycle is superseded: no rank of it may commit any more."""
+        for watched in self._ranks.values():
+            watched.page.revoke()
+
+    def progress(self) -> dict[int, RankProgress]:
+        """Where every rank of the cycle is, or was when it ended."""
+        now_ns = time.monotonic_ns()
+        return {rank: _progress(watched, now_ns) for rank, watched in self._ranks.items()}
+
+    def close(self) -> None:
+        """Stop looking and give the pages back."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for watched in self._ranks.values():
+            watched.page.close()
+        self._ranks.clear()
+
+    def _arm(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._look)
+
+    def _look(self) -> None:
+        self._arm()
+        now_ns = time.monotonic_ns()
+        samples: list[PageSample] = []
+        for rank, watched in list(self._ranks.items()):
+            if watched.live:
+                sample = watched.page.sample()
+                samples.append(sample)
+                self._judge(now_ns, rank, watched, sample)
+        if samples and len(samples) == len(self._ranks):
+            self._tell_progress(samples, now_ns / 1e9)
+
+    def _judge(self, now_ns: int, rank: int, watched: _Watched, sample: PageSample) -> None:
+        self._read_stamp(rank, watched, sample)
+        if self._detector is None:
+            return
+        for finding in self._detector.observe(now_ns, rank, sample, watched.started_ns):
+            self._reactions.finding(finding)
+            if finding.kind == "hung" and self._hang_kills:
+                hang = Hang(rank, finding.section, finding.since_s, finding.limit_s, finding.iteration, finding.reason)
+                self._reactions.event(HangFound(self._cycle, hang))
+
+    def _read_stamp(self, rank: int, watched: _Watched, sample: PageSample) -> None:
+        if sample.exception is not None and not watched.stamped:
+            watched.stamped = True
+            at_ns, text = sample.exception
+            self._reactions.event(ExceptionStamped(self._cycle, rank, at_ns, text))
+
+    def _tell_progress(self, samples: list[PageSample], now_s: float) -> None:
+        """The first step of all ranks at once, later ones once a second."""
+        iteration = max((s.iteration for s in samples if s.iteration is not None), default=None)
+        steps = min(s.steps for s in samples)
+        first = steps > 0 and self._told[1] == 0
+        if (iteration, steps) == self._told or not (first or now_s - self._told_at_s >= PROGRESS_EVERY_S):
+            return
+        self._told, self._told_at_s = (iteration, steps), now_s
+        self._reactions.progress(ProgressSeen(self._node_id, self._cycle, iteration, steps))
+
+
+def _progress(watched: _Watched, now_ns: int) -> RankProgress:
+    sample = watched.page.sample()
+    innermost = sample.open[-1] if sample.open else None
+    ends = [stats.last_end_ns for stats in sample.sections.values()]
+    since_ns = innermost.since_ns if innermost else max([watched.started_ns, *ends])
+    save = sample.sections.get("checkpointing")
+    return RankProgress(
+        iteration=sample.iteration,
+        steps=sample.steps,
+        section=innermost.name if innermost else None,
+        since_s=max(0.0, (now_ns - since_ns) / 1e9),
+        client=sample.attached,
+        saved=save is not None and save.max_ns >= REAL_SAVE_NS,
+    )
