@@ -64,7 +64,8 @@ class Tee:
 class Config:
     """One launch.
 
-    `node_order` is the scheduler's number of this node (SLURM_NODEID); `nnodes_max` counts spares too, None where nobody said.
+    `notes` are lines for the person who started it: what was said and is not used. `node_order` is the scheduler's number of this
+    node (SLURM_NODEID); `nnodes_max` counts spares too, None where nobody said.
     """
 
     command: Command
