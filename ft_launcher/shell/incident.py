@@ -187,7 +187,9 @@ def _without_nan(value: Any) -> Any:
 
 
 def _write_text(path: Path, text: str) -> None:
-    write_atomic(path, text.encode("utf-8", "backslashreplace"))
+    """Not atomic and not fsynced: there may be ten thousand of these, and half a stack is better than none."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
 def _joined(lines: Sequence[str]) -> str:

@@ -122,20 +122,23 @@ class LogTail:
 
     def _finish_cycle(self) -> None:
         for followed in self._followed:
-            self._skip_ahead(followed)
-            while self._copy_some(followed) and not self._stopping:
+            end = self._skip_ahead(followed)
+            while followed.offset < end and not self._stopping and self._copy_some(followed):
                 pass
             self._write(followed.lines.end())
         self._let_go()
 
-    def _skip_ahead(self, followed: _Followed) -> None:
-        """A console that is far behind does not hold up the next cycle's lines."""
+    def _skip_ahead(self, followed: _Followed) -> int:
+        """A console that is far behind does not hold up the next cycle's lines. Returns where the file ends now: a stray that still
+        writes is not waited for.
+        """
         size = self._size_of(followed)
         if size - followed.offset > _CATCH_UP_BYTES:
             skipped = size - followed.offset - _CATCH_UP_BYTES
             self._write(followed.lines.end())
             self._write(followed.lines.feed(f"... {skipped} bytes not shown here, see {followed.path}\n".encode()))
             followed.offset += skipped
+        return size
 
     def _copy_some(self, followed: _Followed) -> bool:
         """Copies up to one buffer of new output; True where there may be more."""

@@ -88,7 +88,7 @@ def signature_of(path: Path) -> Signature | None:
     """(device, inode, size, modification time in ns), None where there is nothing; tells one version of a file from another."""
     try:
         status = path.stat()
-    except OSError:
+    except (OSError, ValueError):
         return None
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -98,8 +98,8 @@ def _look_once(path: Path) -> Look:
         data, signature = _bytes_of(path)
     except FileNotFoundError:
         return Look(Found.MISSING)
-    except OSError as error:
-        return Look(Found.UNREADABLE, (f"{path}: unreadable ({error.strerror or error})",), signature=signature_of(path))
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        return Look(Found.UNREADABLE, (f"{path}: unreadable ({getattr(error, 'strerror', None) or error})",), signature=signature_of(path))
     if not data.strip():
         return Look(Found.EMPTY, (f"{path}: empty",), signature=signature)
     try:

@@ -1,0 +1,158 @@
+"""`ft-state`: what an operator asks of a run, from its files alone. Reads, never writes; the run may be alive, over, or on another
+continent.
+
+Exit codes: 0; 1 where `validate` found errors; 2 where the file cannot be read or the usage is wrong, with one line on stderr. Output is
+for people (`--json` for programs), plain when piped, and a reader that leaves early (`| head -1`) is no error.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sys
+import time
+from importlib import resources
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from ft_launcher.dashboard.find import Seen, see, state_path
+from ft_launcher.dashboard.show import plain, tables
+from ft_launcher.errors import ConfigError
+from ft_launcher.state.reading import BadJsonError, parse, read_bytes
+
+PIPED_WIDTH = 140
+_RETRIES = 15
+_RETRY_S = 0.02
+_ERRORS_SHOWN = 50
+
+_PATH = click.argument("path", type=click.Path(path_type=Path), default=Path("ft_logs/ft_state.json"), required=False)
+
+
+@click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    """Shows what ft-launch knows of a run, from its files.
+
+    PATH is an ft_state.json, a log-dir or a run's folder; ./ft_logs/ft_state.json unless given."""
+
+
+@cli.command()
+@_PATH
+@click.option("--json", "as_json", is_flag=True, help="The document itself, for programs.")
+def show(path: Path, as_json: bool) -> None:
+    """Tables: where the run is, timeouts, cycles, incidents.
+
+    Run, topology, where it is now, timeouts and why, cycles with reasons and recovery times, the last incidents, hardware under
+    suspicion, budgets.
+    """
+    seen = see(path)
+    for note in seen.notes:
+        sys.stderr.write(f"ft-state: {plain(note)}\n")
+    if as_json:
+        _out(json.dumps(seen.document, indent=1, allow_nan=False))
+    else:
+        _print(seen)
+
+
+@cli.command()
+@_PATH
+def validate(path: Path) -> None:
+    """Checks against the JSON Schema: exit 0, 1 or 2.
+
+    Each error is one line with its JSON path. Exit code 0: valid, 1: invalid, 2: unreadable.
+    """
+    where = state_path(path)
+    errors = _errors_in(_parsed(where))
+    if not errors:
+        _out(f"{plain(str(where))}: valid")
+        return
+    more = len(errors) - _ERRORS_SHOWN
+    _out("\n".join([*errors[:_ERRORS_SHOWN], *([f"... and {more} more errors"] if more > 0 else [])]))
+    raise click.exceptions.Exit(1)
+
+
+def main() -> NoReturn:
+    """The `ft-state` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = cli.main(standalone_mode=False) or 0
+    except ConfigError as error:
+        code = _fail(str(error))
+    except click.UsageError as error:
+        code = _fail(f"{error.format_message()}; see ft-state --help")
+    except OSError as error:
+        code = _fail(str(error))
+    except (click.Abort, KeyboardInterrupt):
+        code = 130
+    sys.exit(code)
+
+
+class _Page(io.StringIO):
+    """Where rich prints to: memory, so that trailing blanks can go, with the encoding of the real output, so that boxes are drawn in what
+    it has.
+    """
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The encoding of stdout."""
+        return sys.stdout.encoding
+
+
+def _print(seen: Seen) -> None:
+    from rich.console import Console
+
+    terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if terminal or os.environ.get("COLUMNS") else PIPED_WIDTH
+    page = _Page()
+    console = Console(file=page, width=width, force_terminal=terminal or None, highlight=False, emoji=False, markup=False)
+    for number, table in enumerate(tables(seen)):
+        console.print(*([""] if number else []), table, sep="\n")
+    _out("\n".join(line.rstrip() for line in page.getvalue().split("\n")).rstrip("\n"))
+
+
+def _parsed(path: Path) -> object:
+    """The JSON value at `path`, tried again for a moment while it is torn (being rewritten). Raises `ConfigError`, one line."""
+    trouble = ""
+    for _ in range(_RETRIES):
+        try:
+            return parse(read_bytes(path))
+        except OSError as error:
+            raise ConfigError(f"{path}: unreadable ({error.strerror or error})") from error
+        except BadJsonError as error:
+            trouble = str(error)
+            time.sleep(_RETRY_S)
+    raise ConfigError(f"{path}: {trouble}")
+
+
+def _errors_in(value: object) -> list[str]:
+    import jsonschema
+
+    schema = json.loads(resources.files("ft_launcher.state").joinpath("ft_state.schema.json").read_text("utf-8"))
+    found = jsonschema.Draft202012Validator(schema).iter_errors(value)
+    return sorted(f"{plain(error.json_path)}: {plain(error.message)}" for error in found)
+
+
+def _out(text: str) -> None:
+    """Prints; where nobody reads any more (`| head -1`) ends the command, and keeps the interpreter's last flush from complaining."""
+    try:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise click.exceptions.Exit(0) from error
+        raise ConfigError(f"stdout: {error.strerror or error}") from error
+
+
+def _fail(line: str) -> int:
+    sys.stderr.write(f"ft-state: {plain(line)}\n")
+    return 2
+
+
+if __name__ == "__main__":
+    main()
