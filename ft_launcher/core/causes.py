@@ -90,12 +90,12 @@ class Evidence:
         return {r.node_id: r.platform_fault for r in self.reports if r.platform_fault}
 
     def iteration(self) -> int | None:
-        """The highest iteration that any rank reached in this cycle; None without a client or without absolute iterations."""
-        return max((p.iteration for p in self.progress().values() if p.iteration is not None), default=None)
+        """The iteration that every rank (with a client) reached in this cycle; None without a client or without absolute iterations."""
+        return min((p.iteration for p in self.progress().values() if p.iteration is not None), default=None)
 
     def steps(self) -> int:
-        """The most steps that any rank completed in this cycle."""
-        return max((p.steps for p in self.progress().values()), default=0)
+        """The steps that every rank (with a client) completed in this cycle."""
+        return min((p.steps for p in self.progress().values() if p.client), default=0)
 
     def place(self, rank: int) -> str:
         """`rank 3 (tp=1,cp=0,dp=0,pp=1; node a slot 3)`."""

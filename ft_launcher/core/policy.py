@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from ft_launcher.core.causes import Evidence, Failure, cause_word, describe_failure, exit_code_of
-from ft_launcher.core.evidence import signal_name
+from ft_launcher.core.evidence import RankError, RankExit, signal_name
 from ft_launcher.core.state import Budgets, Culprit, Outcome, Verdict
 
 RERUN_ELSEWHERE = 16
@@ -86,8 +86,13 @@ def first_cause(evidence: Evidence, failure: Failure | None, cause: str, culprit
         "slot": culprit.slot,
         "cause": cause,
         "exit": exit_.number if exit_ else None,
-        "error": exit_.error.to_json() if exit_ and exit_.error else None,
+        "error": _own_words(exit_) if exit_ else None,
     }
+
+
+def _own_words(exit_: RankExit) -> dict[str, str] | None:
+    error = exit_.error or (RankError(exit_.stamp) if exit_.stamp else None)
+    return error.to_json() if error else None
 
 
 def _failure(evidence: Evidence) -> tuple[Failure, str, Culprit] | None:

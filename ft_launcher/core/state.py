@@ -81,7 +81,7 @@ class Verdict:
 class Budgets:
     """What has been used up, over the whole generation; survives controllers and nodes.
 
-    `best_iteration`: the highest iteration that any cycle completed. `best_steps`: the most steps one cycle completed (scripts without absolute iterations).
+    `best_iteration`: the highest iteration that all ranks of a cycle reached. `best_steps`: the most steps one cycle completed (scripts without absolute iterations).
     `stuck_cycles`: cycles in a row that went no further. `failures_in_a_row`: consecutive ends without progress since, what backoff grows with.
     """
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,10 +43,8 @@ from ft_launcher.shell.record import Files
 from ft_launcher.shell.standbys import Standbys
 from ft_launcher.shell.store import Store
 from ft_launcher.shell.watchman import Reactions, Watchman
-from ft_launcher.shell.writer import Keep
 from monitors.detect import Finding, Limits
 
-ERRORS_LANE = "last-words"
 ERRORS_WAIT_S = 1.0
 
 
@@ -221,7 +221,7 @@ class Agent:
         return self._around.files.folder.cycle_folder(cycle) / f"rank_{rank:05d}.error.json"
 
     def _read_errors(self, cycle: int, ranks: Sequence[int]) -> None:
-        """On the writer thread, bounded: a stalled disk costs the words, not the restart."""
+        """On a thread of its own (the writer's may be waiting for an fsync), bounded: a stalled disk costs the words, not the restart."""
         loop = asyncio.get_running_loop()
         answered = False
 
@@ -234,9 +234,10 @@ class Agent:
         def read() -> None:
             folder = self._around.files.folder
             found = {rank: read_error(self._error_file(cycle, rank), folder.rank_log(cycle, rank)) for rank in ranks}
-            loop.call_soon_threadsafe(answer, {rank: error for rank, error in found.items() if error is not None})
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(answer, {rank: error for rank, error in found.items() if error is not None})
 
-        self._around.files.writer.submit(ERRORS_LANE, read, Keep.ALWAYS)
+        threading.Thread(target=read, name="ft-last-words", daemon=True).start()
         loop.call_later(ERRORS_WAIT_S, answer, {})
 
     # -- what the nursery tells ---------------------------------------------------------------------------------------------------------------

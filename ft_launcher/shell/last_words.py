@@ -1,6 +1,6 @@
 """What a failed rank said of itself, read from its files: torch.distributed.elastic's error file, else the last lines of its log.
 
-Runs on the writer thread (storage is never in the loop). It interprets as little as it can: the first line that looks like an exception's, else the last one.
+Runs on a thread of its own (storage is never in the loop). It interprets as little as it can: the first line that looks like an exception's, else the last one.
 """
 
 from __future__ import annotations

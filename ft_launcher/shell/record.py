@@ -18,6 +18,7 @@ from ft_launcher.shell.console import Console
 from ft_launcher.shell.exporter import Exporter
 from ft_launcher.shell.journal import Journal
 from ft_launcher.shell.writer import Writer
+from ft_launcher.state.document import Culprit
 from ft_launcher.state.run_folder import RunFolder
 
 
@@ -80,7 +81,7 @@ class RunRecord:
         found = decision.culprit
         culprit = None
         if found is not None:
-            culprit = incident.Culprit(found["rank"], coords_of(found["coords"]), found["node"], found["slot"], found["why"])
+            culprit = Culprit(found["rank"], coords_of(found["coords"]), found["node"], found["slot"], found["why"])
         ranks = {
             rank: incident.RankAtIncident(r["iteration"], r["section"], r["since_s"], None if r["ended"] else r["exit"])
             for rank, r in decision.ranks.items()

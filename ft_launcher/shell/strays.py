@@ -93,7 +93,7 @@ class Sweep:
     def __init__(self, root: int, spare: Collection[int] = ()) -> None:
         self._root = root
         self._spare = frozenset(spare)
-        self.killed: set[Process] = set()
+        self._killed: dict[tuple[int, int], int] = {}
 
     def spare(self, pids: Collection[int]) -> None:
         """From now on these are spared."""
@@ -105,8 +105,13 @@ class Sweep:
             return True
         for process in descendants(self._root, self._spare):
             if _kill(process):
-                self.killed.add(process)
+                self._killed[process.pid, process.start_ticks] = process.pid
         return False
+
+    @property
+    def killed(self) -> tuple[int, ...]:
+        """The pids that were killed, each process once however often it had to be met (orphaned on the way, it changes its parent, not its identity)."""
+        return tuple(self._killed.values())
 
     def left(self) -> tuple[int, ...]:
         """The pids that are still below the root."""

@@ -209,7 +209,7 @@ class Loop:
         seconds = time.monotonic() - reaping.began
         if not empty and seconds < self._reap_s:
             return
-        strays = sum(process.pid not in reaping.ranks for process in reaping.sweep.killed)
+        strays = sum(pid not in reaping.ranks for pid in reaping.sweep.killed)
         left = () if empty else reaping.sweep.left()
         self._reaping = None
         self.send(say.Reaped(reaping.cycle, strays, left, seconds))

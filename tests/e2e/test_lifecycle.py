@@ -1,0 +1,240 @@
+"""Whole jobs with real processes: they finish, crash, recover, give up, and say why."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Launcher
+from tests.e2e.launch import alive, gone
+
+
+def steps_of(marks: Path, rank: int) -> list[tuple[int, int]]:
+    return [(int(c), int(i)) for c, i in (s.split(":") for s in (marks / f"steps.{rank}").read_text().split())]
+
+
+def test_a_job_finishes(launch: Launcher, marks: Path) -> None:
+    job = launch(steps=3)
+    assert job.wait() == 0, job.said()
+    assert job.verdict() == {"outcome": "finished", "exit_code": 0, "reason": "all ranks finished", "cycles": 1, "first_cause": None}
+    assert sorted(p.name for p in (job.run_folder / "cycle_0000").iterdir()) == [f"rank_0000{r}.log" for r in range(4)]
+    assert "rank 2 is done" in (job.run_folder / "cycle_0000" / "rank_00002.log").read_text()
+    assert "[r2] rank 2 is done" in job.out.read_text()
+    assert "4 ranks = tp 2 x cp 1 x dp 2 x pp 1" in job.said()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_killed_rank_is_noticed_all_restart_in_place_and_the_job_finishes(launch: Launcher, marks: Path, method: str) -> None:
+    job = launch("--start-method", method, steps=20, resume=True, plan=[{"rank": 2, "cycle": 0, "at": 5, "do": "signal", "value": 9}])
+    assert job.wait() == 0, job.said()
+    assert "rank 2 (tp=0,cp=0,dp=1,pp=0; node" in job.said()
+    assert "was killed by SIGKILL" in job.said()
+    for rank in range(4):
+        assert steps_of(marks, rank)[-1] == (1, 19), "every rank ended in cycle 1"
+    (incident,) = job.incidents()
+    assert incident["cause"] == "crash"
+    assert incident["culprit"]["rank"] == 2
+    assert incident["culprit"]["coords"] == {"tp": 0, "cp": 0, "dp": 1, "pp": 0}
+    assert incident["ranks"]["2"]["exit"] == -9
+    assert incident["ranks"]["2"]["iteration"] == 5
+    assert "restart 1 of 3" in incident["reason"]
+
+
+def test_the_environment_of_a_rank(launch: Launcher, tmp_path: Path) -> None:
+    script = tmp_path / "show.py"
+    script.write_text("import json, os\nprint(json.dumps(dict(os.environ)))\nif os.environ['FT_CYCLE'] == '0' and os.environ['RANK'] == '3': os._exit(3)\n")
+    job = launch("--run-id", "job-7", script=[str(script)])
+    assert job.wait() == 0, job.said()
+    logs = [job.run_folder / f"cycle_000{cycle}" / "rank_00003.log" for cycle in (0, 1)]
+    seen = [json.loads(next(x for x in log.read_text().splitlines() if x.startswith("{"))) for log in logs]
+    last = seen[-1]
+    expected = {
+        "RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_RANK": "3",
+        "ROLE_WORLD_SIZE": "4", "ROLE_NAME": "default", "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "job-7", "TORCHELASTIC_RESTART_COUNT": "1",
+        "TORCHELASTIC_MAX_RESTARTS": "3", "FT_RUN_ID": "job-7", "FT_CYCLE": "1", "FT_SLOT": "3", "FT_COORDS": "tp=1,cp=0,dp=1,pp=0",
+    }  # fmt: skip
+    assert {k: last[k] for k in expected} == expected
+    assert last["FT_SECTION_PAGE"].startswith("/proc/self/fd/")
+    assert "exited with code 3" in last["FT_RESTART_REASON"]
+    assert last["TORCHELASTIC_ERROR_FILE"].endswith("rank_00003.error.json")
+    ports = {(e["FT_CYCLE"], e["MASTER_PORT"]) for e in seen}
+    assert len({port for _, port in ports}) == 2, "a fresh store for each cycle"
+
+
+@pytest.mark.parametrize(
+    ("do", "value", "code"),
+    [("exit", 7, 7), ("signal", 11, 139), ("exit", 75, 1), ("exit", 93, 1), ("exit", 16, 16), ("exit", 17, 17), ("raise", "boom", 1)],
+)
+def test_exit_codes(launch: Launcher, do: str, value: object, code: int) -> None:
+    job = launch("--max-restarts", "0", plan=[{"rank": 1, "at": 3, "do": do, "value": value}])
+    assert job.wait() == code, job.said()
+    verdict = job.verdict()
+    assert verdict["exit_code"] == code
+    assert verdict["first_cause"]["rank"] == 1
+    assert verdict["first_cause"]["coords"] == {"tp": 1, "cp": 0, "dp": 0, "pp": 0}
+    if do == "raise":
+        assert "ValueError: boom" in verdict["reason"]
+        assert verdict["first_cause"]["error"]["message"] == "ValueError: boom"
+        assert "Traceback" in verdict["first_cause"]["error"]["traceback"]
+
+
+def test_an_exception_ends_the_job_in_one_sentence(launch: Launcher) -> None:
+    job = launch("--max-restarts", "1", plan=[{"rank": 3, "at": 2, "do": "raise", "value": "bad number"}])
+    assert job.wait() == 1
+    assert "rank 3 (tp=1,cp=0,dp=1,pp=0; node" in job.verdict()["reason"]
+    assert "exited with code 1 (ValueError: bad number)" in job.verdict()["reason"]
+    assert "--max-restarts 1 is used up" in job.verdict()["reason"]
+    assert job.verdict()["cycles"] == 2
+
+
+def test_no_progress_is_93(launch: Launcher) -> None:
+    job = launch("--max-restarts", "20", "--no-progress-cycles", "2", plan=[{"rank": 0, "at": 2, "do": "exit", "value": 5}])
+    assert job.wait() == 93, job.said()
+    assert "no progress: 2 cycles in a row without going beyond iteration 2" in job.verdict()["reason"]
+
+
+@pytest.mark.parametrize(
+    "text", ["import nothing_of_this_name\n", "def f(:\n", "open('/nowhere/at/all')\n", "import argparse; argparse.ArgumentParser().parse_args(['--x'])\n"]
+)
+def test_a_bad_start_burns_no_restarts(launch: Launcher, tmp_path: Path, text: str) -> None:
+    script = tmp_path / "bad.py"
+    script.write_text(text)
+    job = launch(script=[str(script)])
+    assert job.wait() in (1, 2)
+    assert job.verdict()["cycles"] == 1
+    assert "bad start" in job.verdict()["reason"]
+
+
+def test_a_hung_rank_is_ended_and_the_job_restarted(launch: Launcher, marks: Path) -> None:
+    job = launch("--timeouts", "step=1", resume=True, plan=[{"rank": 1, "cycle": 0, "at": 4, "do": "hang"}])
+    assert job.wait() == 0, job.said()
+    (incident,) = job.incidents()
+    assert (incident["cause"], incident["culprit"]["rank"]) == ("hang", 1)
+    assert incident["ranks"]["1"]["section"] == "step"
+    assert steps_of(marks, 1)[-1] == (1, 19)
+
+
+def test_a_stopped_rank_is_a_hang_too(launch: Launcher) -> None:
+    job = launch("--timeouts", "step=1", resume=True, plan=[{"rank": 3, "cycle": 0, "at": 4, "do": "stop"}])
+    assert job.wait() == 0, job.said()
+    assert job.incidents()[0]["culprit"]["rank"] == 3
+
+
+def test_hang_action_log_only_says_it(launch: Launcher) -> None:
+    job = launch("--timeouts", "step=0.5", "--hang-action", "log", plan=[{"rank": 3, "at": 4, "do": "sleep", "value": 2}])
+    assert job.wait() == 0, job.said()
+    assert "only said, --hang-action log" in job.said()
+    assert job.verdict()["cycles"] == 1
+
+
+def test_without_a_client_silence_is_no_hang(launch: Launcher) -> None:
+    job = launch("--timeouts", "setup=0.5,step=0.5", "--out-of-section", "0.5", client=False, steps=3, plan=[{"rank": 1, "at": 1, "do": "sleep", "value": 2}])
+    assert job.wait() == 0, job.said()
+
+
+def test_stragglers_get_their_grace_and_the_job_succeeds(launch: Launcher) -> None:
+    job = launch("--exit-grace", "1", steps=3, plan=[{"rank": 2, "at": "end", "do": "hang"}])
+    assert job.wait() == 0, job.said()
+    assert "1 that had not left 1 s after the first were ended" in job.verdict()["reason"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stop_signal_drains(launch: Launcher, marks: Path, number: int, code: int) -> None:
+    job = launch(steps=10_000, plan=[{"at": 2, "do": "leave_on_term", "value": 0}] if number == signal.SIGTERM else [])
+    job.wait_mark(marks, "leave_on_term.*" if number == signal.SIGTERM else "steps.*", 4)
+    job.process.send_signal(number)
+    assert job.wait() == code, job.said()
+    assert job.verdict()["outcome"] == "stopped"
+    if number == signal.SIGTERM:
+        assert len(list(marks.glob("got_term.*"))) == 4
+
+
+def test_a_second_signal_shortens_the_grace(launch: Launcher, marks: Path) -> None:
+    job = launch("--term-grace", "1000", steps=10_000, plan=[{"at": 2, "do": "ignore_term"}])
+    job.wait_mark(marks, "ignore_term.*", 4)
+    job.process.send_signal(signal.SIGTERM)
+    job.wait_for(lambda: "passed on to all ranks" in job.said(), "the first signal")
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait() == 143, job.said()
+
+
+def test_other_signals_are_forwarded_once_to_each_rank(launch: Launcher, marks: Path) -> None:
+    job = launch("--forward-signals", "USR1", steps=150, plan=[{"at": 2, "do": "count_usr1"}])
+    job.wait_mark(marks, "count_usr1.*", 4)
+    job.process.send_signal(signal.SIGUSR1)
+    assert job.wait() == 0, job.said()
+    assert [(marks / f"usr1.{rank}").read_text() for rank in range(4)] == ["x"] * 4
+
+
+def test_children_of_ranks_do_not_survive_a_cycle(launch: Launcher, marks: Path) -> None:
+    job = launch(resume=True, steps=20, plan=[{"rank": 1, "cycle": 0, "at": 3, "do": "orphans"}, {"rank": 0, "cycle": 0, "at": 19, "do": "exit", "value": 4}])
+    job.wait_mark(marks, "begin.1.1")
+    orphans = [int(p.suffix[1:]) for p in marks.glob("orphan.*")]
+    assert len(orphans) == 3
+    assert not [p for p in orphans if alive(p)], "cleared before the next cycle began"
+    assert job.wait() == 0, job.said()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_whatever_kills_the_agent_nothing_is_left(launch: Launcher, marks: Path, number: int) -> None:
+    job = launch("--term-grace", "0.5", steps=10_000, plan=[{"rank": 1, "at": 3, "do": "orphans"}])
+    job.wait_mark(marks, "orphans.*")
+    job.wait_mark(marks, "orphan.*", 3)
+    pids = [p.pid for p in job.below()] + [int(p.suffix[1:]) for p in marks.glob("orphan.*")]
+    assert len(pids) >= 8
+    job.process.send_signal(number)
+    job.wait()
+    assert gone(pids), [p for p in pids if alive(p)]
+
+
+def test_a_killed_zygote_costs_no_restart(launch: Launcher, marks: Path) -> None:
+    job = launch("--max-restarts", "0", resume=True, steps=50, step_s=0.05)
+    job.wait_mark(marks, "steps.*", 4)
+    os.kill(job.zygote_pid(), signal.SIGKILL)
+    assert job.wait() == 0, job.said()
+    assert "platform fault 1 of 3" in job.said()
+    assert job.verdict()["cycles"] == 2
+
+
+def test_a_stopped_zygote_is_replaced(launch: Launcher, marks: Path) -> None:
+    job = launch("--max-restarts", "0", resume=True, steps=100, step_s=0.05)
+    job.wait_mark(marks, "steps.*", 4)
+    os.kill(job.zygote_pid(), signal.SIGSTOP)
+    assert job.wait() == 0, job.said()
+    assert "has not answered for" in job.said()
+
+
+def test_a_paused_agent_kills_nobody(launch: Launcher, marks: Path) -> None:
+    job = launch("--timeouts", "step=1", steps=100, step_s=0.05)
+    job.wait_mark(marks, "steps.*", 4)
+    os.kill(job.process.pid, signal.SIGSTOP)
+    job_steps = marks / "steps.0"
+    before = len(job_steps.read_text().split())
+    job.wait_for(lambda: len(job_steps.read_text().split()) > before + 40, "training going on alone")
+    os.kill(job.process.pid, signal.SIGCONT)
+    assert job.wait() == 0, job.said()
+    assert job.verdict()["cycles"] == 1
+
+
+def test_ft_state_tells_the_story(launch: Launcher) -> None:
+    job = launch("--run-id", "story", resume=True, plan=[{"rank": 2, "cycle": 0, "at": 5, "do": "signal", "value": 9}])
+    assert job.wait() == 0
+    state = json.loads((job.folder / "ft_logs" / "ft_state.json").read_text())
+    assert state["schema"] == "ft-state/1"
+    assert state["run"]["id"] == "story"
+    assert state["run"]["outcome"] == "finished"
+    assert [c["cause"] for c in state["cycles"]] == ["crash", "finished"]
+    assert state["cycles"][0]["culprit"]["rank"] == 2
+    assert state["cycles"][1]["recovery_s"] > 0
+    assert state["budgets"]["restarts"] == {"used": 1, "limit": 3}
+
+
+def test_two_launches_side_by_side_do_not_meet(launch: Launcher) -> None:
+    one, two = launch(steps=50), launch(steps=50, plan=[{"rank": 0, "cycle": 0, "at": 10, "do": "signal", "value": 9}], resume=False)
+    assert one.wait() == 0
+    assert two.wait() == 0
+    assert one.verdict()["cycles"] == 1
