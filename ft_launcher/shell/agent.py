@@ -38,6 +38,7 @@ from ft_launcher.shell.keys import Keys
 from ft_launcher.shell.last_words import read_error
 from ft_launcher.shell.logs import LogTail
 from ft_launcher.shell.nursery import Nursery, RankPlan
+from ft_launcher.shell.process import RankStarted
 from ft_launcher.shell.rank_env import rank_environment
 from ft_launcher.shell.record import Files
 from ft_launcher.shell.standbys import Standbys
@@ -76,7 +77,7 @@ class Agent:
         self._events: deque[NodeEvent] = deque()
         self._feeding = False
         self._master: Address | None = None
-        self._started: set[int] = set()
+        self._pids: dict[int, int] = {}
         self._forked: tuple[int, frozenset[int]] = (-1, frozenset())
         self._left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._report: asyncio.Event = asyncio.Event()
@@ -199,7 +200,7 @@ class Agent:
             return
         ranks = placement.ranks_on(config.node_id)
         pages = self._watch.open_pages(job.cycle, ranks, job.budgets.client_known)
-        self._master, self._started = job.master, set()
+        self._master, self._pids = job.master, {}
         self._forked = (job.cycle, frozenset(ranks))
         plans = [
             RankPlan(
@@ -254,12 +255,13 @@ class Agent:
         else:
             self._standbys.failed(token, reason)
 
-    def on_rank_started(self, cycle: int, rank: int, at_ns: int) -> None:
-        """One rank's process exists."""
-        self._watch.started(rank, at_ns)
-        self._started.add(rank)
-        if (cycle, frozenset(self._started)) == self._forked:
-            self.feed(RanksStarted(cycle))
+    def on_rank_started(self, started: RankStarted) -> None:
+        """One rank's process exists; once all do, the machine is told."""
+        self._watch.started(started.rank, started.at_ns)
+        self._pids[started.rank] = started.pid
+        if (started.cycle, frozenset(self._pids)) == self._forked:
+            self._around.files.journal.record("forked", started.cycle, pids=dict(self._pids))
+            self.feed(RanksStarted(started.cycle))
 
     def on_rank_ended(self, event: RankEnded) -> None:
         """One rank's process has ended; what it stamped is read first, so that it is known who failed when."""

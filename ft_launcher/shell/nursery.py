@@ -62,7 +62,7 @@ class Listener(Protocol):
     def on_standby(self, token: int, port: int | None, reason: str) -> None:
         """A standby store listens, or there will be none."""
 
-    def on_rank_started(self, cycle: int, rank: int, at_ns: int) -> None:
+    def on_rank_started(self, started: RankStarted) -> None:
         """A rank's process exists."""
 
     def on_rank_ended(self, event: events.RankEnded) -> None:
@@ -251,7 +251,7 @@ class Nursery:
             return
         match event:
             case RankStarted():
-                self._told.on_rank_started(event.cycle, event.rank, event.at_ns)
+                self._told.on_rank_started(event)
             case RankEnded():
                 ended = events.RankEnded(event.cycle, event.rank, event.code, event.signal, event.at_ns, event.core_dumped)
                 self._told.on_rank_ended(ended)
