@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "megatron_gpt"))
 from options import PRELOAD  # noqa: E402 - the example's own list of what is worth importing once
 
-VICTIM = 3
+VICTIM = 2
 
 
 def main() -> int:
@@ -52,7 +52,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _command(args: argparse.Namespace) -> list[str]:
-    launch = ["--tp", "2", "--pp", "2", "--nproc-per-node", "4", "--run-id", "demo", "--log-dir", str(args.folder / "logs"), "--tee", "0,2"]
+    launch = ["--tp", "2", "--pp", "2", "--nproc-per-node", "4", "--run-id", "demo", "--log-dir", str(args.folder / "logs"), "--tee", "0,3"]
     train = ["--train-iters", str(args.iters), "--save", str(args.folder / "checkpoints"), "--save-interval", "25", "--log", str(_losses(args))]
     return [sys.executable, "-m", "ft_launcher", *launch, "--preload", PRELOAD, str(HERE / "megatron_gpt" / "train.py"), *train]
 

@@ -82,6 +82,13 @@ class JobMachine:
             return self.roster.stale(event.report, self.state)
         return isinstance(event, TimerFired | ProgressSeen) and event.cycle != self.state.cycle
 
+    def _become(self, **changes: Any) -> None:
+        """The only way the state changes; a phase that the diagram does not allow is a bug."""
+        phase = changes.get("phase", self.state.phase)
+        if phase is not self.state.phase and phase not in EDGES[self.state.phase]:
+            raise self._story.bug(f"job {self.state.run_id}: {self.state.phase} cannot become {phase}")
+        self.state = self.state.but(**changes)
+
     def _timer(self, timer: Timer, delay_s: float) -> SetTimer:
         return SetTimer(timer, delay_s, self.state.cycle)
 
@@ -100,7 +107,7 @@ class JobMachine:
         lost = {**self.state.lost, event.node_id: event.reason}
         if self.state.phase is Phase.RUNNING:
             return self._end(f"node {event.node_id} is lost: {event.reason}", lost=lost)
-        self.state = self.state.but(lost=lost)
+        self._become(lost=lost)
         return [Commit(self.state), *self._settle_when_acknowledged(), *(self._try_start() if self.state.phase is Phase.PAUSED else [])]
 
     # -- a running cycle ----------------------------------------------------------------------------------------------------------------
@@ -187,7 +194,7 @@ class JobMachine:
 
     def _to_ending(self, said: list[JobAction], **changes: Any) -> list[JobAction]:
         self._ended_at = self._now
-        self.state = self.state.but(phase=Phase.ENDING, **changes)
+        self._become(phase=Phase.ENDING, **changes)
         return [Commit(self.state), *said, self._timer(Timer.REAP, self.options.reap_s), *self._settle_when_acknowledged()]
 
     def _finish(self, reason: str) -> list[JobAction]:
@@ -199,7 +206,7 @@ class JobMachine:
         self.roster.keep(event.report, self.state)
         noted: list[JobAction] = []
         if event.report.signals and self.state.stop_signal is None and not self.state.finished:
-            self.state = self.state.but(stop_signal=event.report.signals[0])
+            self._become(stop_signal=event.report.signals[0])
             noted = [Commit(self.state), Say(f"{signal_name(event.report.signals[0])}: no further cycle will start", "warning")]
         return [*noted, *self._settle_when_acknowledged()]
 
@@ -210,11 +217,11 @@ class JobMachine:
         evidence = self._evidence()
         decision = decide(evidence)
         record = self._record(evidence, decision)
-        self.state = self.state.but(budgets=decision.budgets, reason=decision.reason)
+        self._become(budgets=decision.budgets, reason=decision.reason)
         if decision.verdict is not None:
             return [*self._conclude(decision.verdict), record]
         lost = dict(self.state.lost) | {n: self.state.lost.get(n, decision.reason) for n in decision.replaced}
-        self.state = self.state.but(phase=Phase.PAUSED, restart_reason=decision.reason, lost=lost)
+        self._become(phase=Phase.PAUSED, restart_reason=decision.reason, lost=lost)
         self._not_before = self._now + decision.delay_s
         return [*(self._try_start() or self._pause(decision)), record]
 
@@ -246,7 +253,7 @@ class JobMachine:
         )
 
     def _conclude(self, verdict: Verdict) -> list[JobAction]:
-        self.state = self.state.but(phase=Phase.DONE, verdict=verdict, reason=verdict.reason)
+        self._become(phase=Phase.DONE, verdict=verdict, reason=verdict.reason)
         level = "info" if verdict.exit_code == 0 else "error"
         return [Commit(self.state), Say(f"{verdict.outcome.value}: {verdict.reason} (exit {verdict.exit_code})", level)]
 
@@ -272,7 +279,7 @@ class JobMachine:
 
     def _start(self, placement: Placement, master: Address) -> list[JobAction]:
         cycle = self.state.cycle + 1
-        self.state = self.state.but(
+        self._become(
             phase=Phase.RUNNING, cycle=cycle, placement=placement, master=master, lost={}, reason=f"cycle {cycle} runs"
         )
         self._run = Run(self._now, self._now)
@@ -291,7 +298,7 @@ class JobMachine:
     # -- stopping for good ----------------------------------------------------------------------------------------------------------------
 
     def _drain(self, number: int) -> list[JobAction]:
-        self.state = self.state.but(phase=Phase.DRAINING, stop_signal=number, reason=f"stopped by {signal_name(number)}")
+        self._become(phase=Phase.DRAINING, stop_signal=number, reason=f"stopped by {signal_name(number)}")
         grace_s = self.options.term_grace_s
         said = Say(
             f"{signal_name(number)}: passed on to all ranks, which have {grace_s:g} s to leave (a second signal ends them at once)",
@@ -332,7 +339,7 @@ class JobMachine:
         if event.timer is not Timer.REAP:
             return []
         why = f"not cleared {self.options.reap_s:g} s after the end of cycle {self.state.cycle}"
-        self.state = self.state.but(lost={**self.state.lost, **dict.fromkeys(self.roster.unacknowledged(self.state), why)})
+        self._become(lost={**self.state.lost, **dict.fromkeys(self.roster.unacknowledged(self.state), why)})
         return [Commit(self.state), *self._settle_when_acknowledged()]
 
     def on_timer_waiting(self, event: TimerFired) -> list[JobAction]:
@@ -375,6 +382,16 @@ class JobMachine:
         if self.state.budgets.restarts > self.options.max_restarts:
             raise self._story.bug(f"{self.state.budgets.restarts} restarts, {self.options.max_restarts} allowed")
 
+
+EDGES: dict[Phase, frozenset[Phase]] = {
+    Phase.FORMING: frozenset({Phase.RUNNING, Phase.DONE}),
+    Phase.RUNNING: frozenset({Phase.DRAINING, Phase.ENDING}),
+    Phase.DRAINING: frozenset({Phase.ENDING}),
+    Phase.ENDING: frozenset({Phase.PAUSED, Phase.DONE}),
+    Phase.PAUSED: frozenset({Phase.RUNNING, Phase.DONE}),
+    Phase.DONE: frozenset(),
+}
+"""Which phase may follow which (docs/states.md is drawn from this)."""
 
 _ROWS: dict[type, dict[Phase, str]] = {
     NodeJoined: dict.fromkeys(Phase, "on_joined") | {Phase.DONE: IGNORE},

@@ -110,6 +110,11 @@ class NodeMachine:
         handler: Callable[[Any], list[NodeAction]] = getattr(self, name)
         return handler(event)
 
+    def _become(self, phase: NodePhase) -> None:
+        if phase not in EDGES[self.phase]:
+            raise self._story.bug(f"node {self.options.node_id}: {self.phase} cannot become {phase}")
+        self.phase = phase
+
     # -- the job says -------------------------------------------------------------------------------------------------------------
 
     def on_job(self, event: JobChanged) -> list[NodeAction]:
@@ -155,13 +160,13 @@ class NodeMachine:
         return [SignalRanks(self.cycle, number, sorted(self.alive))]
 
     def _leave(self, job: JobState) -> list[NodeAction]:
-        self.phase = NodePhase.LEFT
+        self._become(NodePhase.LEFT)
         took_part = bool(self._my_ranks(job))
         code = job.verdict.exit_code if job.verdict is not None else 0
         return [Leave(code if took_part or job.placement is None else 0)]
 
     def _start(self, job: JobState) -> list[NodeAction]:
-        self.phase = NodePhase.RUNNING
+        self._become(NodePhase.RUNNING)
         self.cycle = job.cycle
         self.alive = set(self._my_ranks(job))
         self._killed, self._stamps = set(), {}
@@ -224,7 +229,7 @@ class NodeMachine:
 
     def _stop(self) -> list[NodeAction]:
         """Kill at once, except those who may still have something to write: earliest failures by exception, and survivors if asked."""
-        self.phase = NodePhase.STOPPING
+        self._become(NodePhase.STOPPING)
         grace_s = self.options.survivor_grace_s
         spared = set(self.alive) if grace_s > 0 else self._first_to_fail()
         grace_s = max(grace_s, self.options.error_grace_s if spared else 0.0)
@@ -277,7 +282,7 @@ class NodeMachine:
     def _acknowledge(self) -> list[NodeAction]:
         if not self.report.reaped or self._errors_awaited:
             return []
-        self.phase = NodePhase.IDLE
+        self._become(NodePhase.IDLE)
         return [*self._say(), *self._follow()]
 
     # -- zygote and standby store -----------------------------------------------------------------------------------------------------
@@ -342,6 +347,14 @@ def _only_stopping(handler: str) -> dict[NodePhase, str]:
 def _until_left(handler: str) -> dict[NodePhase, str]:
     return {phase: IGNORE if phase is NodePhase.LEFT else handler for phase in NodePhase}
 
+
+EDGES: dict[NodePhase, frozenset[NodePhase]] = {
+    NodePhase.IDLE: frozenset({NodePhase.RUNNING, NodePhase.LEFT}),
+    NodePhase.RUNNING: frozenset({NodePhase.STOPPING}),
+    NodePhase.STOPPING: frozenset({NodePhase.IDLE}),
+    NodePhase.LEFT: frozenset(),
+}
+"""Which phase may follow which (docs/states.md is drawn from this)."""
 
 TRANSITIONS = total(
     NodePhase,
