@@ -165,7 +165,7 @@ class NodeReport:
     """Everything one node knows about one cycle; `sequence` grows with every report of that node.
 
     `reaped`: nothing of the cycle is alive on the node and its devices are free: the acknowledgement. `standby`: the store that waits for the next cycle.
-    `unfit`: why this node cannot take ranks any more. `signals`: stop signals its agent has received, oldest first.
+    `unfit`: why this node cannot take ranks any more. `signals`: stop signals its agent has received, oldest first. `incarnation`: see NodeInfo.
     """
 
     node_id: str
@@ -182,6 +182,7 @@ class NodeReport:
     platform_fault: str | None = None
     unfit: str | None = None
     signals: tuple[int, ...] = ()
+    incarnation: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -199,6 +200,7 @@ class NodeReport:
             "platform_fault": self.platform_fault,
             "unfit": self.unfit,
             "signals": list(self.signals),
+            "incarnation": self.incarnation,
         }
 
     @classmethod
@@ -217,7 +219,10 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """A registered node. `order` is SLURM_NODEID where known; `address` is what other nodes reach it by."""
+    """A registered node. `order` is SLURM_NODEID where known; `address` is where its agent listens for others.
+
+    `incarnation` tells an agent from its predecessor under the same node id: whatever the former one ran ended with it.
+    """
 
     node_id: str
     address: str
@@ -226,6 +231,7 @@ class NodeInfo:
     order: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
+    incarnation: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -236,6 +242,7 @@ class NodeInfo:
             "order": self.order,
             "labels": dict(self.labels),
             "devices": list(self.devices),
+            "incarnation": self.incarnation,
         }
 
     @classmethod

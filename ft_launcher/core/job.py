@@ -95,9 +95,15 @@ class JobMachine:
     # -- nodes ------------------------------------------------------------------------------------------------------------------------
 
     def on_joined(self, event: NodeJoined) -> list[JobAction]:
-        """A node is there; it counts once it has reported that it is ready."""
+        """A node is there; it counts once it has reported that it is ready. A new agent in place of one that held ranks: those ended with it."""
+        replaced = self.roster.replaced(event.node, self.state)
+        lost = (
+            self.on_lost(NodeLost(event.node.node_id, "its agent was started anew, and the ranks ended with the former one"))
+            if replaced
+            else []
+        )
         self.roster.join(event.node)
-        return self._try_start() if self.state.phase in (Phase.FORMING, Phase.PAUSED) else []
+        return [*lost, *(self._try_start() if self.state.phase in (Phase.FORMING, Phase.PAUSED) else [])]
 
     def on_lost(self, event: NodeLost) -> list[JobAction]:
         """A node is gone: nothing more will come from it. If it held ranks, the cycle ends; if a cycle is ending, it no longer has to acknowledge."""
@@ -279,8 +285,9 @@ class JobMachine:
 
     def _start(self, placement: Placement, master: Address) -> list[JobAction]:
         cycle = self.state.cycle + 1
+        agents = {n: self.roster.nodes[n].incarnation for n in placement.nodes}
         self._become(
-            phase=Phase.RUNNING, cycle=cycle, placement=placement, master=master, lost={}, reason=f"cycle {cycle} runs"
+            phase=Phase.RUNNING, cycle=cycle, placement=placement, master=master, lost={}, incarnations=agents, reason=f"cycle {cycle} runs"
         )
         self._run = Run(self._now, self._now)
         self.roster.arrivals.clear()

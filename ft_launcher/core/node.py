@@ -77,6 +77,7 @@ class NodeOptions:
     forward_signals: frozenset[int] = frozenset()
     error_grace_s: float = 1.0
     survivor_grace_s: float = 0.0
+    incarnation: str = ""
 
 
 class NodeMachine:
@@ -87,7 +88,7 @@ class NodeMachine:
         self.phase = NodePhase.IDLE
         self.cycle = NO_CYCLE
         self.alive: set[int] = set()
-        self.report = NodeReport(node_id=options.node_id, generation=options.generation, cycle=NO_CYCLE, reaped=True)
+        self.report = NodeReport(options.node_id, options.generation, NO_CYCLE, reaped=True, incarnation=options.incarnation)
         self.job: JobState | None = None
         self._revision = -1
         self._zygote_ready = False
@@ -184,6 +185,7 @@ class NodeMachine:
             sequence=self.report.sequence,
             standby=standby,
             signals=self.report.signals,
+            incarnation=self.options.incarnation,
         )
         return actions
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ft_launcher.core.evidence import NodeInfo, NodeReport
+from ft_launcher.core.evidence import NO_CYCLE, NodeInfo, NodeReport
 from ft_launcher.core.placement import Placement, Spare, choose_spare, order_nodes
 from ft_launcher.core.state import JobState, Options
 
@@ -28,21 +28,31 @@ class Roster:
         self.arrivals: dict[str, int] = {}
 
     def join(self, node: NodeInfo) -> None:
-        """Note a node; it counts once it has reported."""
+        """Note a node; it counts once it has reported. What a predecessor under the same id reported counts no more."""
+        known = self.reports.get(node.node_id)
+        if known is not None and known.incarnation != node.incarnation:
+            del self.reports[node.node_id]
         self.nodes[node.node_id] = node
 
+    def replaced(self, node: NodeInfo, state: JobState) -> bool:
+        """True when this agent is not the one that was given ranks: those ended with the former."""
+        given = state.incarnations.get(node.node_id)
+        return given is not None and node.node_id in placed(state) and node.node_id not in state.lost and given != node.incarnation
+
     def leave(self, node_id: str, state: JobState) -> None:
-        """Forget a node. What a placed node has reported stays evidence until the cycle is settled."""
+        """Forget a node. What a placed one has reported stays evidence until the cycle is settled."""
         self.nodes.pop(node_id, None)
         if node_id not in placed(state):
             self.reports.pop(node_id, None)
 
     def stale(self, report: NodeReport, state: JobState) -> bool:
         """True for a report of another generation, an overtaken one, or one of an old cycle from a node that holds ranks."""
-        known = self.reports.get(report.node_id)
-        if report.generation != state.generation or (known is not None and report.sequence <= known.sequence):
+        known, node = self.reports.get(report.node_id), self.nodes.get(report.node_id)
+        if report.generation != state.generation or (node is not None and report.incarnation != node.incarnation):
             return True
-        return report.node_id in placed(state) and report.cycle != state.cycle
+        if known is not None and known.incarnation == report.incarnation and report.sequence <= known.sequence:
+            return True
+        return report.node_id in placed(state) and report.node_id not in state.lost and report.cycle != state.cycle
 
     def keep(self, report: NodeReport, state: JobState) -> None:
         """Remember a report, and when its node first told of a failure."""
@@ -73,12 +83,17 @@ class Roster:
     def holes(self, state: JobState) -> dict[str, str]:
         """Nodes that cannot take ranks, and why: lost placed ones, and any that says it is unfit."""
         unfit = {r.node_id: r.unfit for r in self.reports.values() if r.unfit}
-        return unfit | {n: why for n, why in state.lost.items() if n in placed(state)}
+        return unfit | {n: why for n, why in state.lost.items() if n in placed(state) and not self.ready(n, state)}
 
     def ready(self, node_id: str, state: JobState) -> bool:
-        """Cleared, fit and warm. A node that has run nothing yet is warm once its store listens: its zygote has finished importing by then."""
+        """Cleared, fit and warm. A node that has run nothing yet is warm once its store listens: its zygote has finished importing by then.
+
+        A lost node is ready again once a new agent of its id is.
+        """
         report = self.reports.get(node_id)
-        if report is None or not report.reaped or report.unfit is not None or node_id in state.lost:
+        if report is None or not report.reaped or report.unfit is not None or node_id not in self.nodes:
+            return False
+        if node_id in state.lost and (report.cycle != NO_CYCLE or report.incarnation == state.incarnations.get(node_id)):
             return False
         return report.standby is not None or report.cycle == state.cycle >= 0
 
@@ -87,12 +102,15 @@ class Roster:
         if state.placement is None:
             return self._first_placement(state)
         placement, spares = state.placement, self._spares(state)
-        for hole in [n for n in placement.nodes if not self.ready(n, state)]:
-            chosen = choose_spare(self._labels(hole), spares).node if hole in state.lost else None
-            if chosen is None:
+        for hole in [n for n in placement.nodes if n in state.lost or not self.ready(n, state)]:
+            if hole not in state.lost:
                 return None
-            placement = placement.replace(hole, chosen)
-            spares = [s for s in spares if s.node != chosen]
+            chosen = choose_spare(self._labels(hole), spares).node
+            if chosen is not None:
+                placement = placement.replace(hole, chosen)
+                spares = [s for s in spares if s.node != chosen]
+            elif not self.ready(hole, state):
+                return None
         return placement
 
     def _first_placement(self, state: JobState) -> Placement | None:

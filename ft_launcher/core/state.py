@@ -111,7 +111,8 @@ class Budgets:
 class JobState:
     """One value of the `job` key. `cycle` is the running or the last one (NO_CYCLE before the first); `master` is the store its ranks meet in.
 
-    `stop_signal` is set while draining. `lost` are nodes declared lost since the cycle started. `reason`: why the job is in this phase, one sentence.
+    `stop_signal` is set while draining. `lost` are nodes declared lost since the cycle started; `incarnations` the agents that
+    the placed nodes had when it did. `reason`: why the job is in this phase, one sentence.
     """
 
     run_id: str
@@ -124,6 +125,7 @@ class JobState:
     restart_reason: str = ""
     stop_signal: int | None = None
     finished: bool = False
+    incarnations: Mapping[str, str] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
     budgets: Budgets = field(default_factory=Budgets)
     verdict: Verdict | None = None
@@ -144,6 +146,7 @@ class JobState:
             "restart_reason": self.restart_reason,
             "stop_signal": self.stop_signal,
             "finished": self.finished,
+            "incarnations": dict(self.incarnations),
             "lost": dict(self.lost),
             "budgets": self.budgets.to_json(),
             "verdict": self.verdict.to_json() if self.verdict else None,

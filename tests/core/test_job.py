@@ -419,3 +419,56 @@ def test_budgets_survive_a_change_of_controller() -> None:
     job.clear("n0")
     assert job.state.verdict is not None
     assert job.state.verdict.exit_code == 4
+
+
+def rejoin(job: Job, node: str, incarnation: str, port: int = 7000) -> None:
+    """A new agent registers under an old node id and becomes ready."""
+    job.send(NodeJoined(NodeInfo(node, "127.0.0.1:1", job.options.nproc, 0, incarnation=incarnation)))
+    job.reports[node] = NodeReport(node, 0, -1, incarnation=incarnation)
+    job.report(node, reaped=True, standby=Address("127.0.0.1", port))
+
+
+def test_an_agent_started_anew_has_lost_its_ranks() -> None:
+    job = Job(nodes=2, can_join=True)
+    job.start()
+    job.send(NodeJoined(NodeInfo("n1", "127.0.0.1:1", 4, 0, incarnation="second")))
+    assert job.state.phase is Phase.ENDING
+    assert "its agent was started anew" in job.state.reason
+
+
+def test_the_same_agent_registering_again_changes_nothing() -> None:
+    job = Job(nodes=2, can_join=True)
+    job.start()
+    job.send(NodeJoined(NodeInfo("n1", "127.0.0.1:9", 4, 0)))
+    assert job.state.phase is Phase.RUNNING
+
+
+def test_a_returning_node_takes_its_own_hole_only_as_a_last_resort() -> None:
+    alone = Job(nodes=2, can_join=True)
+    alone.start()
+    alone.send(NodeLost("n1", "gone"))
+    alone.clear("n0")
+    assert alone.state.phase is Phase.PAUSED
+    rejoin(alone, "n1", "second")
+    assert alone.state.phase is Phase.RUNNING
+    assert alone.state.placement is not None
+    assert alone.state.placement.nodes == ("n0", "n1")
+    assert alone.state.incarnations["n1"] == "second"
+
+    spared = Job(nodes=2, can_join=True)
+    spared.start()
+    spared.join("s1", port=5000)
+    spared.send(NodeLost("n1", "gone"))
+    rejoin(spared, "n1", "second")
+    spared.clear("n0")
+    assert spared.state.placement is not None
+    assert spared.state.placement.nodes == ("n0", "s1")
+
+
+def test_reports_of_a_former_agent_change_nothing() -> None:
+    job = Job(nodes=2, can_join=True)
+    job.start()
+    old = job.reports["n1"]
+    rejoin(job, "n1", "second")
+    assert job.send(ReportReceived(NodeReport("n1", 0, 0, sequence=old.sequence + 50, reaped=True))) == []
+    assert job.state.phase is Phase.ENDING, "n0 has not acknowledged"
