@@ -89,12 +89,12 @@ class Section:
 class Monitor:
     """The rank's side of its section page; `attach()` makes it. `attached` tells whether there is a page to write to."""
 
-    __slots__ = ("_cycle", "_device", "_free", "_indexes", "_kinds", "_live", "_mark_ns", "_page", "_w", "attached")
+    __slots__ = ("_cycle", "_device", "_free", "_highest", "_indexes", "_kinds", "_live", "_mark_ns", "_page", "_w", "attached")
 
     def __init__(self, page: RankPage | None) -> None:
         self._page = page
         self._w = scratch_words() if page is None else page.words
-        self._w[_ITERATION] = max(-1, self._w[_ITERATION]) if page else -1
+        self._highest = self._w[_ITERATION] if page else -1
         self.attached = page is not None
         self._cycle = self._w[layout.CYCLE]
         self._free = [layout.OPEN + i * layout.OPEN_WORDS for i in reversed(range(layout.OPEN_SLOTS))]
@@ -103,6 +103,10 @@ class Monitor:
         self._live: dict[Section, int] = {}
         self._device: DeviceProgress | None = None
         self._mark_ns = _clock(_BOOT)
+
+    def __reduce__(self) -> tuple[Callable[[], Monitor], tuple[()]]:
+        """Copied or sent to another process (in a data set, say) it is that process's own Monitor."""
+        return attach, ()
 
     def section(self, name: str, iteration: int | None = None) -> Section:
         """A context manager that keeps section `name` open; `iteration` is the absolute number of the training iteration, where it has one."""
@@ -172,7 +176,11 @@ class Monitor:
                 self._close(earlier, False)
         section = Section(self, name, iteration)
         if self._open(section):
-            section._kind.by_thread[get_ident()] = section
+            by_thread = section._kind.by_thread
+            left = by_thread.setdefault(get_ident(), section)
+            if left is not section:  # a signal handler came in between and left the same section open
+                by_thread[get_ident()] = section
+                self._close(left, False)
 
     def _open(self, section: Section) -> bool:
         try:
@@ -191,13 +199,17 @@ class Monitor:
             return False
         given = section._iteration
         iteration = -1 if given is None else given if type(given) is int and -1 <= given < 1 << 63 else self._number(given)
-        if iteration > self._w[_ITERATION] and (self._device is None or not kind.is_step):
-            self._reach(iteration)
-        if kind.is_step:
-            section._began_ns = self._mark_ns = _clock(_BOOT)
         section._kind = kind
         w = self._w
-        section._since_ns = w[slot + 1] = _now()
+        section._since_ns = w[slot + 1] = now_ns = _now()
+        if kind.is_step:
+            if iteration > self._highest and self._device is None:  # as _reach does, without its calls
+                self._highest = w[_ITERATION] = iteration
+                w[_BEGAN] = self._mark_ns
+                w[_PROGRESS] = now_ns
+            section._began_ns = self._mark_ns = _clock(_BOOT)
+        elif iteration > self._highest:
+            self._reach(iteration)
         w[slot + 2] = iteration
         w[slot] = kind.index + 1
         self._live[section] = slot
@@ -272,7 +284,7 @@ class Monitor:
         return -1
 
     def _reach(self, iteration: int) -> None:
-        if iteration > self._w[_ITERATION]:
+        if iteration > self._highest:
             began_ns, self._mark_ns = self._mark_ns, _clock(_BOOT)
             self._advance(iteration, False, began_ns)
 
@@ -286,10 +298,10 @@ class Monitor:
         w = self._w
         if step:
             w[_STEPS] += 1
-        elif iteration <= w[_ITERATION]:
+        if iteration > self._highest:
+            self._highest = w[_ITERATION] = iteration
+        elif not step:
             return
-        if iteration > w[_ITERATION]:  # noqa: PLR1730
-            w[_ITERATION] = iteration
         w[_BEGAN] = began_ns
         w[_PROGRESS] = _now()
 
@@ -311,26 +323,25 @@ def _find_device(publish: Callable[[int, bool, int], None]) -> DeviceProgress | 
         return None
 
 
-_monitor: Monitor | None = None
+_attached: dict[str, Monitor] = {}  # one entry; a dict because setdefault is indivisible, and threads may attach at once
 
 
 def attach() -> Monitor:
     """This process's Monitor, the same one at each call. The first call in a rank announces it to the agent and installs the hooks. Never raises."""
-    global _monitor
-    if _monitor is None:
+    monitor = _attached.get("monitor")
+    if monitor is None:
         page = own_page()
-        _monitor = Monitor(page)
+        monitor = _attached.setdefault("monitor", Monitor(page))
         if page is not None:
             install_hooks()
             page.words[layout.ATTACHED] = 1
-    return _monitor
+    return monitor
 
 
 def _after_fork() -> None:
-    global _monitor
-    if _monitor is not None:
-        _monitor._silence()
-        _monitor = None
+    for monitor in _attached.values():
+        monitor._silence()
+    _attached.clear()
 
 
 register_at_fork(after_in_child=_after_fork)

@@ -16,7 +16,8 @@ confirms, nor is it the first of two, and every clock that runs on is set back b
 the interval, the shortest of them is the interval: slow looking is looking too, and a hang is still found.
 
 A rank whose script has not attached a client is hung past the setup budget only when the script is known to use one (`client_known`, or any rank seen attached
-here); else it is *silent*: one finding, for a warning, and no kill. The same for a page that cannot be trusted.
+here); else it is *silent*: one finding, for a warning, and no kill; should a client attach later after all, the setup budget starts then. A page that cannot be
+trusted is silent too.
 
 One detector serves one cycle: nothing that a section left behind outlives it. It knows no coordinates, names no culprit and kills nothing.
 """
@@ -222,9 +223,9 @@ class HangDetector:
 
     def _judge(self, now_ns: int, rank: int, clock: _Clock, sample: Sample, late: bool) -> list[Finding]:
         """Moves one clock on; a limit counts when this and the sample before, both on time, are past it."""
-        if clock.told == "silent" and sample.attached:
-            clock.told = ""
-            return [_recovery(now_ns, rank, clock, sample, "has attached its monitoring client")]
+        if clock.told == "silent" and self.client_known:
+            clock.told, clock.past_soft, clock.past_hard, clock.excused_ns = "", False, False, now_ns - clock.since_ns
+            return [_recovery(now_ns, rank, clock, sample, "has attached its monitoring client")] if sample.attached else []
         elapsed_ns = now_ns - clock.since_ns - clock.excused_ns
         soft = not late and elapsed_ns >= self.limits.soft(clock.limit) * 1e9
         hard = not late and elapsed_ns >= self.limits.hard_s(clock.limit) * 1e9
@@ -250,7 +251,7 @@ class HangDetector:
         limit = (
             f"its soft limit is {self.limits.soft(clock.limit):g} s of {hard_s:g} s" if kind == "suspect" else f"its limit is {hard_s:g} s"
         )
-        excused = f", {clock.excused_ns / 1e9:.1f} s of it unwatched and not counted" if clock.excused_ns else ""
+        excused = f", {clock.excused_ns / 1e9:.1f} s of it not counted" if clock.excused_ns else ""
         reason = f"rank {rank} has been {_place(clock)}{_around(clock, sample)} for {since_s:.1f} s{excused}; {limit}; {_progress(now_ns, sample)}"
         if kind == "silent":
             reason = f"rank {rank} has attached no monitoring client in {since_s:.1f} s (setup limit {hard_s:g} s): hangs of this script cannot be found"

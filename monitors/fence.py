@@ -64,7 +64,9 @@ class CheckpointFence:
         try:
             fence._write()
         except FileNotFoundError:
-            if fence.held():  # else a newer owner has removed what we had half written: we are superseded already, the first commit will say so
+            if (
+                fence.held()
+            ):  # else a newer owner has removed what we had half written: we are superseded already, the first commit will say so
                 raise
         _tidy(home, number)
         return fence

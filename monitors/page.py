@@ -18,6 +18,7 @@ from types import MappingProxyType
 
 from ft_launcher.errors import PlatformError
 from monitors import layout
+from monitors.hooks import STACKS_SIGNAL
 from monitors.rank_page import claim
 
 __all__ = ["OpenSection", "PageSample", "RerunReport", "SectionPage", "SectionStats", "claim"]
@@ -60,7 +61,8 @@ class RerunReport:
 class PageSample:
     """One look at a page. Times are CLOCK_MONOTONIC ns; 0 where there is none. `open` is ordered by start; `misuse` has the counters that are not zero.
 
-    `stacks_signal` is the signal on which the rank dumps its stacks, 0 when sending one would kill it. `broken` says why the page cannot be trusted.
+    `stacks_signal` is the signal on which the rank dumps its stacks, 0 when sending one would kill it. `broken` says why the page cannot be trusted. All of it is
+    what the rank claims: `owner_pid` is for comparing, never for killing.
     """
 
     owner_pid: int = 0
@@ -179,7 +181,7 @@ class SectionPage:
             exception=self._read_exception(words),
             rerun=self._read_rerun(words),
             misuse=MappingProxyType({k: n for k, n in zip(layout.MISUSES, words[layout.MISUSE :], strict=False) if n}),
-            stacks_signal=words[layout.STACKS_SIGNAL] if 0 < words[layout.STACKS_SIGNAL] <= 64 else 0,
+            stacks_signal=STACKS_SIGNAL if words[layout.STACKS_SIGNAL] == STACKS_SIGNAL else 0,
             broken=broken,
         )
 

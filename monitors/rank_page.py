@@ -90,14 +90,15 @@ def _head() -> bytes:
 
 
 def own_page() -> RankPage | None:
-    """This process's page, or None when it has none; asked once, then remembered until a fork."""
-    global _own
-    if _own is None:
+    """This process's page, or None when it has none; once found, it is remembered until a fork."""
+    page = _own.get("page")
+    if page is None:
         try:
-            _own = _find(os.environ.get(layout.ENV_PAGE, ""))
+            found = _find(os.environ.get(layout.ENV_PAGE, ""))
         except Exception:  # noqa: BLE001  whatever is wrong with it, it is not ours, and training goes on
             return None
-    return _own
+        page = None if found is None else _own.setdefault("page", found)
+    return page
 
 
 def _find(path: str) -> RankPage | None:
@@ -113,14 +114,13 @@ def _find(path: str) -> RankPage | None:
     return RankPage(memoryview(mmap.mmap(fd, layout.PAGE_BYTES)).cast("q"))
 
 
-_own: RankPage | None = None
+_own: dict[str, RankPage] = {}  # one entry; setdefault is indivisible
 
 
 def _after_fork() -> None:
-    global _own
-    if _own is not None:
-        _own.silence()
-        _own = None
+    for page in _own.values():
+        page.silence()
+    _own.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

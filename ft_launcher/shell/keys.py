@@ -27,6 +27,16 @@ class Keys:
         return f"{self.root}job"
 
     @property
+    def spec(self) -> str:
+        """What every agent of the generation must agree on, and which launch it is."""
+        return f"{self.root}spec"
+
+    @property
+    def secret(self) -> str:
+        """What agents show each other on the channel."""
+        return f"{self.root}secret"
+
+    @property
     def nodes(self) -> str:
         """Prefix of the registrations."""
         return f"{self.root}nodes/"
