@@ -50,12 +50,16 @@ class ReportReceived:
 
 @dataclass(frozen=True, slots=True)
 class ProgressSeen:
-    """The ranks of one node were looked at: highest iteration, and the fewest steps any of them has completed in this cycle."""
+    """The ranks of one node were looked at: highest iteration, and the fewest steps any of them has completed in this cycle.
+
+    `began_ago_s`: how long ago the newest completed step of any of them was begun; inf before the first.
+    """
 
     node_id: str
     cycle: int
     iteration: int | None
     min_steps: int
+    began_ago_s: float = float("inf")
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,7 +227,10 @@ class JobMachine:
         if decision.verdict is not None:
             return [*self._conclude(decision.verdict), record]
         lost = dict(self.state.lost) | {n: self.state.lost.get(n, decision.reason) for n in decision.replaced}
-        self._become(phase=Phase.PAUSED, restart_reason=decision.reason, lost=lost)
+        ruled_out = dict(self.state.ruled_out) | {
+            n: self.state.incarnations.get(n, "") for n in decision.replaced if n not in self.state.lost
+        }
+        self._become(phase=Phase.PAUSED, restart_reason=decision.reason, lost=lost, ruled_out=ruled_out)
         self._not_before = self._now + decision.delay_s
         return [*(self._try_start() or self._pause(decision)), record]
 

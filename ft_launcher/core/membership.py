@@ -133,7 +133,7 @@ class Membership:
             why = "its connection closed and" if member.broken else "its lease ended and"
             return self._lose(node_id, f"{why} its address refuses a new one: the agent process is gone")
         if member.quiet_since is None:
-            member.quiet_since = now
+            member.quiet_since = member.asked_at if member.asked_at is not None else now
         return self._weigh(now, node_id, member)
 
     def tick(self, now: float) -> list[Finding]:
@@ -154,7 +154,7 @@ class Membership:
 
     def _answered(self, now: float, node_id: str, member: _Member) -> list[Finding]:
         member.broken = False
-        member.quiet_since = None
+        member.quiet_since, member.asked_at = None, now
         if member.suspect_since is None:
             return []
         if self._all_suspect():

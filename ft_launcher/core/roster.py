@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ft_launcher.core.evidence import NO_CYCLE, NodeInfo, NodeReport
+from ft_launcher.core.evidence import NodeInfo, NodeReport
 from ft_launcher.core.placement import Placement, Spare, choose_spare, order_nodes
 from ft_launcher.core.state import JobState, Options
 
@@ -88,12 +88,15 @@ class Roster:
     def ready(self, node_id: str, state: JobState) -> bool:
         """Cleared, fit and warm. A node that has run nothing yet is warm once its store listens: its zygote has finished importing by then.
 
-        A lost node is ready again once a new agent of its id is.
+        A lost node is ready again once it is registered again and has cleared its ranks, or once a new agent of its id is warm.
         """
         report = self.reports.get(node_id)
         if report is None or not report.reaped or report.unfit is not None or node_id not in self.nodes:
             return False
-        if node_id in state.lost and (report.cycle != NO_CYCLE or report.incarnation == state.incarnations.get(node_id)):
+        if state.ruled_out.get(node_id) == report.incarnation:
+            return False
+        same_agent = report.incarnation == state.incarnations.get(node_id)
+        if node_id in state.lost and same_agent and report.cycle != state.cycle:
             return False
         return report.standby is not None or report.cycle == state.cycle >= 0
 

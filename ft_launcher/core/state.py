@@ -112,7 +112,7 @@ class JobState:
     """One value of the `job` key. `cycle` is the running or the last one (NO_CYCLE before the first); `master` is the store its ranks meet in.
 
     `stop_signal` is set while draining. `lost` are nodes declared lost since the cycle started; `incarnations` the agents that
-    the placed nodes had when it did. `reason`: why the job is in this phase, one sentence.
+    the placed nodes had when it did; `ruled_out` the agents (node: incarnation) that get no ranks any more. `reason`: why the job is in this phase, one sentence.
     """
 
     run_id: str
@@ -127,6 +127,7 @@ class JobState:
     finished: bool = False
     incarnations: Mapping[str, str] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
+    ruled_out: Mapping[str, str] = field(default_factory=dict)
     budgets: Budgets = field(default_factory=Budgets)
     verdict: Verdict | None = None
 
@@ -148,6 +149,7 @@ class JobState:
             "finished": self.finished,
             "incarnations": dict(self.incarnations),
             "lost": dict(self.lost),
+            "ruled_out": dict(self.ruled_out),
             "budgets": self.budgets.to_json(),
             "verdict": self.verdict.to_json() if self.verdict else None,
         }

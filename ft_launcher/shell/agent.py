@@ -62,15 +62,15 @@ class Surroundings:
 
 
 class Agent:
-    """`run()` returns the exit code of this agent."""
+    """`run()` returns the exit code of this agent. `hosts`: the address that others reach this node by, and the one to listen on ("": all)."""
 
-    def __init__(self, around: Surroundings, nursery: Nursery, options: NodeOptions, host: str) -> None:
+    def __init__(self, around: Surroundings, nursery: Nursery, options: NodeOptions, hosts: tuple[str, str]) -> None:
         config = around.config
         self._around = around
         self._machine = NodeMachine(options)
         self._options = options
         self._nursery = nursery
-        self._standbys = Standbys(host, lambda address: self.feed(StandbyOpened(address)), self._warn)
+        self._standbys = Standbys(*hosts, lambda address: self.feed(StandbyOpened(address)), self._warn)
         limits = Limits(config.timeouts.sections, config.timeouts.out_of_section_s)
         reactions = Reactions(self.feed, around.progress, self._on_finding)
         self._watch = Watchman(config.node_id, limits, reactions, hang_kills=config.hang_action == "restart")
@@ -100,6 +100,15 @@ class Agent:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._nursery.close()
             self._watch.close()
+
+    def busy(self) -> bool:
+        """Whether this node holds ranks."""
+        job = self._machine.job
+        return job is not None and job.placement is not None and self._options.node_id in job.placement.nodes
+
+    def set_lease(self, deadline_s: float) -> None:
+        """Until when the node's lease is known to hold, for the ranks' `commit_allowed()`."""
+        self._watch.set_lease(deadline_s)
 
     def fail(self, error: BaseException) -> None:
         """Something that must not end has ended: the agent ends too, and says why through the exception."""

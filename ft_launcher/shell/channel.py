@@ -67,6 +67,10 @@ class ChannelServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self.controller_gone: Callable[[], None] | None = None
 
+    def use(self, identity: Identity) -> None:
+        """From now on this is who we are: the secret is known only after joining, and until then nobody is let in."""
+        self._identity = identity
+
     async def listen(self, host: str, port: int = 0) -> int:
         """Listen; returns the port. OSError when the address is not this machine's or the port is taken."""
         self._server = await asyncio.start_server(self._serve, host or None, port, limit=LINE_BYTES)
@@ -84,7 +88,7 @@ class ChannelServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, ValueError, asyncio.TimeoutError, asyncio.LimitOverrunError):
             hello = await asyncio.wait_for(_read(reader), HELLO_S)
-            if hello is None or not hmac.compare_digest(str(hello.get("secret", "")), self._identity.secret):
+            if hello is None or not self._identity.secret or not hmac.compare_digest(str(hello.get("secret", "")), self._identity.secret):
                 writer.close()
                 return
             writer.write(_encode({"node": self._identity.node_id, "incarnation": self._identity.incarnation}))

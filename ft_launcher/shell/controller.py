@@ -19,7 +19,7 @@ from ft_launcher.core.job import JobMachine
 from ft_launcher.core.state import JobState, Options, Phase
 from ft_launcher.core.topology import Topology
 from ft_launcher.shell.keys import Keys
-from ft_launcher.shell.store import Change, Compare, Created, Modified, Put, Store
+from ft_launcher.shell.store import Change, Compare, Created, Listing, Modified, Put, Store
 
 
 class DeposedError(Exception):
@@ -60,14 +60,36 @@ class Job:
     options: Options
 
 
-class Controller:
-    """Runs one job while it holds the lease. `offer` hands it events from this process (progress); everything else comes through the store."""
+class Neighbours(Protocol):
+    """Who watches over the other nodes (shell/liaison.py). Without one (one node) a vanished registration is a lost node."""
 
-    def __init__(self, store: Store, job: Job, record: Record, name: str) -> None:
+    def registered(self, node: NodeInfo) -> None:
+        """The node is in the store."""
+
+    def unregistered(self, node_id: str) -> None:
+        """It is there no more."""
+
+    def stepped(self, began_ago_s: float) -> None:
+        """A step that was begun so long ago has been completed."""
+
+    async def close(self) -> None:
+        """The controller goes."""
+
+
+class Controller:
+    """Runs one job while it holds the lease. `offer` hands it events from this process (progress); everything else comes through the store.
+
+    `name` goes into the leader key: where this controller is, for those who want to know whether it is still there.
+    """
+
+    def __init__(
+        self, store: Store, job: Job, record: Record, name: str, neighbours: Callable[[Controller], Neighbours] | None = None
+    ) -> None:
         self._store = store
         self._job = job
         self._record = record
         self._name = name
+        self._neighbours = neighbours(self) if neighbours is not None else None
         self._queue: asyncio.Queue[JobEvent | Exception] = asyncio.Queue()
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._machine: JobMachine | None = None
@@ -78,6 +100,15 @@ class Controller:
     def offer(self, event: JobEvent) -> None:
         """Queue an event; handled in order with the store's."""
         self._queue.put_nowait(event)
+
+    async def close(self) -> None:
+        """Let go of the neighbours."""
+        if self._neighbours is not None:
+            await self._neighbours.close()
+
+    def warn(self, text: str) -> None:
+        """Say something about a node."""
+        self._record.say(Say(text, "warning"))
 
     async def run(self, lease: int) -> None:
         """Be the controller until the job is done. Raises DeposedError when another one is, PlatformError when the store is out of reach."""
@@ -113,15 +144,19 @@ class Controller:
             listing = await self._store.list(prefix)
             for found in listing.entries:
                 self._on_change(Change(found.key, found, found.modified))
-            self._watching.append(asyncio.create_task(self._watch(prefix, listing.revision + 1)))
+            self._watching.append(asyncio.create_task(self._watch(prefix, listing)))
 
-    async def _watch(self, prefix: str, revision: int) -> None:
-        """A watch that fails or ends must be an error, never a silence."""
+    async def _watch(self, prefix: str, listing: Listing) -> None:
+        """A watch that fails or ends must be an error, never a silence. After a reset, what is not listed is gone."""
         ended: Exception = DeposedError("a watch on the store ended")
+        known = {entry.key for entry in listing.entries}
         try:
-            async for batch in self._store.watch(prefix, revision):
-                for change in batch.changes:
+            async for batch in self._store.watch(prefix, listing.revision + 1):
+                present = {change.key for change in batch.changes if change.entry is not None}
+                vanished = known - present if batch.reset else set()
+                for change in (*batch.changes, *(Change(key, None, batch.revision) for key in sorted(vanished))):
                     self._on_change(change)
+                    (known.add if change.entry is not None else known.discard)(change.key)
         except Exception as error:  # noqa: BLE001 - handed to run(), which raises it
             ended = error
         self._queue.put_nowait(ended)
@@ -130,14 +165,22 @@ class Controller:
         """Registrations and reports become events."""
         keys = self._job.keys
         if change.key.startswith(keys.nodes):
-            if change.entry is None:
-                self.offer(NodeLost(change.key.removeprefix(keys.nodes), "its registration is gone"))
-                return
-            node = NodeInfo.from_json(json.loads(change.entry.value))
-            if node.generation == self._job.generation:
-                self.offer(NodeJoined(node))
+            self._on_registration(change.key.removeprefix(keys.nodes), change)
         elif change.entry is not None:
             self.offer(ReportReceived(NodeReport.from_json(json.loads(change.entry.value))))
+
+    def _on_registration(self, node_id: str, change: Change) -> None:
+        if change.entry is None:
+            if self._neighbours is not None:
+                self._neighbours.unregistered(node_id)
+            else:
+                self.offer(NodeLost(node_id, "its registration is gone"))
+            return
+        node = NodeInfo.from_json(json.loads(change.entry.value))
+        if node.generation == self._job.generation:
+            self.offer(NodeJoined(node))
+            if self._neighbours is not None:
+                self._neighbours.registered(node)
 
     async def _serve(self) -> None:
         machine = self._require_machine()
@@ -147,6 +190,8 @@ class Controller:
                 raise event
             if isinstance(event, ProgressSeen):
                 self._record.progressed(event)
+                if self._neighbours is not None:
+                    self._neighbours.stepped(event.began_ago_s)
             await self._carry_out(machine.handle(self._now(), event))
 
     def _require_machine(self) -> JobMachine:

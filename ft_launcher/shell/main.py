@@ -6,16 +6,14 @@ The only place where agent, controller, files and console meet. It decides nothi
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from ft_launcher import report
 from ft_launcher.config import Config
-from ft_launcher.core.evidence import NodeInfo
 from ft_launcher.core.node import STOP_SIGNALS, NodeOptions
 from ft_launcher.core.placement import Placement
 from ft_launcher.core.state import Options
@@ -23,44 +21,77 @@ from ft_launcher.errors import BugError, FTError
 from ft_launcher.shell import linux
 from ft_launcher.shell.agent import Agent, Surroundings
 from ft_launcher.shell.console import Console
-from ft_launcher.shell.controller import Controller, Job
+from ft_launcher.shell.controller import Controller, Job, Neighbours
 from ft_launcher.shell.exporter import Exporter
+from ft_launcher.shell.join import FinishedError
 from ft_launcher.shell.journal import Journal
-from ft_launcher.shell.keys import Keys
 from ft_launcher.shell.logs import LogTail
 from ft_launcher.shell.nursery import Nursery
+from ft_launcher.shell.presence import Alone, Hooks, Presence, Shared
 from ft_launcher.shell.process import ZygoteOptions
 from ft_launcher.shell.rank_env import job_environment
 from ft_launcher.shell.record import Files, RunRecord
-from ft_launcher.shell.store import MemoryStore
 from ft_launcher.shell.writer import Writer
-from ft_launcher.state.run_folder import create_run_folder
+from ft_launcher.state.run_folder import RunFolder, create_run_folder
 
 FLUSH_S = 5.0
-LOCAL_HOST = "127.0.0.1"
 
 
 def run(config: Config, environ: Mapping[str, str] | None = None) -> int:
     """Launch and supervise until the job is done; returns the exit code. Raises FTError for what the user or the platform got wrong."""
     environ = dict(os.environ if environ is None else environ)
-    folder = create_run_folder(config.log_dir, config.run_id)
+    folder = create_run_folder(config.log_dir, config.run_id) if config.store.kind == "memory" else None
     linux.become_subreaper()
     console = Console()
+    console.start()
+    try:
+        return asyncio.run(_enter(config, environ, console, folder))
+    except FinishedError as finished:
+        console.say(str(finished))
+        return finished.code
+    finally:
+        console.close(FLUSH_S)
+
+
+async def _enter(config: Config, environ: Mapping[str, str], console: Console, folder: RunFolder | None) -> int:
+    """Join the job, then run it."""
+    presence: Presence
+    if folder is not None:
+        presence = Alone(config, folder.generation)
+    else:
+        presence = await _joined(config, environ, console)
+        folder = create_run_folder(config.log_dir, config.run_id, presence.generation)
     writer = Writer(lambda text: console.say(text, "warning"))
     files = Files(folder, writer, Journal(writer, folder.journal(config.node_id), config.node_id), console)
-    console.start()
     writer.start()
     tail = LogTail(1, config.topology.world, console.say)
     tail.start()
     try:
-        return asyncio.run(_launch(config, environ, files, tail))
+        return await _launch(config, environ, presence, files, tail)
     except BugError as error:
         files.journal.record("bug", None, text=str(error))
         raise
     finally:
-        tail.close(FLUSH_S)
-        writer.close(FLUSH_S)
-        console.close(FLUSH_S)
+        await presence.leave()
+        await asyncio.to_thread(tail.close, FLUSH_S)
+        await asyncio.to_thread(writer.close, FLUSH_S)
+
+
+async def _joined(config: Config, environ: Mapping[str, str], console: Console) -> Shared:
+    """A stop signal while joining ends the attempt."""
+    loop, task = asyncio.get_running_loop(), asyncio.create_task(Shared.enter(config, environ, console.say))
+    stopped: list[int] = []
+
+    def stop(number: int) -> None:
+        stopped.append(number)
+        task.cancel()
+
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise FinishedError(f"stopped by {signal.Signals(stopped[0]).name} while joining", 128 + stopped[0]) from None
 
 
 def core_options(config: Config) -> Options:
@@ -90,32 +121,41 @@ def _zygote_options(config: Config, environ: Mapping[str, str], files: Files) ->
     )
 
 
-async def _launch(config: Config, environ: Mapping[str, str], files: Files, tail: LogTail) -> int:
+def _controllers(
+    config: Config, presence: Presence, files: Files
+) -> Callable[[str, Callable[[Controller], Neighbours] | None], Controller]:
+    """Builds a controller, with a record of its own, whenever this agent becomes one."""
     options = core_options(config)
-    store, keys = MemoryStore(), Keys(config.run_id)
-    exporter = Exporter(config, options, files.folder, files.writer, lambda text: files.console.say(text, "warning"))
-    record = RunRecord(files, exporter)
-    job = Job(keys, files.folder.generation, config.topology, options)
-    controller = Controller(store, job, record, config.node_id)
-    around = Surroundings(config, store, keys, files, tail, controller.offer)
+    job = Job(presence.keys, presence.generation, config.topology, options)
+
+    def make(name: str, neighbours: Callable[[Controller], Neighbours] | None) -> Controller:
+        exporter = Exporter(config, options, files.folder, files.writer, lambda text: files.console.say(text, "warning"))
+        return Controller(presence.store, job, RunRecord(files, exporter), name, neighbours)
+
+    return make
+
+
+async def _launch(config: Config, environ: Mapping[str, str], presence: Presence, files: Files, tail: LogTail) -> int:
     forwarded = frozenset(config.forward_signals) - STOP_SIGNALS
-    node = NodeOptions(config.node_id, files.folder.generation, forwarded, survivor_grace_s=config.survivor_grace_s)
-    agent = Agent(around, Nursery(_zygote_options(config, environ, files)), node, config.node_addr or LOCAL_HOST)
+    node = NodeOptions(
+        config.node_id, presence.generation, forwarded, survivor_grace_s=config.survivor_grace_s, incarnation=presence.incarnation
+    )
+    around = Surroundings(config, presence.store, presence.keys, files, tail, presence.progress)
+    agent = Agent(around, Nursery(_zygote_options(config, environ, files)), node, (presence.host, presence.listen_on))
     _announce(config, files)
-    await _register(config, store, keys, files)
     _catch_signals(agent, forwarded)
-    controlling = asyncio.create_task(controller.run(lease=0))
-    controlling.add_done_callback(lambda task: _on_controller_done(task, agent))
+    hooks = Hooks(agent.set_lease, agent.busy, agent.fail)
+    governing = asyncio.create_task(presence.govern(_controllers(config, presence, files), hooks))
+    governing.add_done_callback(lambda task: _on_governing_done(task, agent))
     try:
         return await agent.run()
     finally:
-        controlling.cancel()
+        governing.cancel()
         with suppress(asyncio.CancelledError, FTError):
-            await controlling
-        await store.close()
+            await governing
 
 
-def _on_controller_done(task: asyncio.Task[None], agent: Agent) -> None:
+def _on_governing_done(task: asyncio.Task[None], agent: Agent) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         agent.fail(error)
 
@@ -127,21 +167,9 @@ def _catch_signals(agent: Agent, forwarded: frozenset[int]) -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
 
-async def _register(config: Config, store: MemoryStore, keys: Keys, files: Files) -> None:
-    """On the embedded store a registration needs no lease: it lives and dies with this process."""
-    info = NodeInfo(
-        node_id=config.node_id,
-        address=config.node_addr or LOCAL_HOST,
-        nproc=config.nproc,
-        generation=files.folder.generation,
-        order=config.node_order,
-        labels=dict(config.node_labels),
-    )
-    await store.put(keys.node(config.node_id), json.dumps(info.to_json()))
-
-
 def _announce(config: Config, files: Files) -> None:
-    placement = Placement(nodes=(config.node_id,), nproc=config.nproc)
+    nodes = (config.node_id,) if config.nnodes == 1 else tuple(f"<node {i}>" for i in range(config.nnodes))
+    placement = Placement(nodes=nodes, nproc=config.nproc)
     paths = {"store": config.store.kind, "logs": str(files.folder.path), "ft_state": str(config.ft_state)}
     limits = {**config.timeouts.sections, "out of section": config.timeouts.out_of_section_s}
     files.console.raw(report.banner(config.topology, placement, config.run_id, paths, limits))

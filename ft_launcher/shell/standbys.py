@@ -22,10 +22,11 @@ def free_port(host: str) -> int:
 
 
 class Standbys:
-    """`prepare(token, host)` and `release(token)` are the zygote's; `opened(address)` is told when a store listens."""
+    """`host` is advertised to ranks, `listen_on` ("" for all interfaces) bound. `opened(address)` is told when a store listens."""
 
-    def __init__(self, host: str, opened: Callable[[Address], None], say: Callable[[str], None]) -> None:
+    def __init__(self, host: str, listen_on: str, opened: Callable[[Address], None], say: Callable[[str], None]) -> None:
         self._host = host
+        self._listen_on = listen_on
         self._opened = opened
         self._say = say
         self._prepare: Callable[[int, str], None] | None = None
@@ -51,7 +52,7 @@ class Standbys:
         elif self._prepare is not None and self._wanted is None:
             self._token += 1
             self._wanted = self._token
-            self._prepare(self._token, self._host)
+            self._prepare(self._token, self._listen_on)
 
     def ready(self, token: int, port: int) -> None:
         """The zygote's store of this token listens."""
@@ -66,7 +67,7 @@ class Standbys:
         if token == self._wanted:
             self._wanted = None
             self._say(f"no standby store ({reason}); rank 0 will host it")
-            self._opened(Address(self._host, free_port(self._host), serving=False))
+            self._opened(Address(self._host, free_port(self._listen_on), serving=False))
 
     def release_used(self, used: Address | None) -> None:
         """The cycle that met at `used` is over."""

@@ -7,6 +7,7 @@ finds (a hang, an uncaught exception, progress) it reports; it never decides and
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ class Watchman:
         self._timer: asyncio.TimerHandle | None = None
         self._told: tuple[int | None, int] = (None, 0)
         self._told_at_s = 0.0
+        self._lease_ns = 0
 
     def open_pages(self, cycle: int, ranks: Iterable[int], client_known: bool) -> dict[int, int]:
         """Make fresh pages for the ranks of a cycle and start looking; returns rank -> descriptor. PlatformError when the system has none left."""
@@ -63,6 +65,7 @@ class Watchman:
         self._detector = HangDetector(self._limits, interval_s=INTERVAL_S, client_known=client_known)
         for rank in ranks:
             self._ranks[rank] = _Watched(SectionPage.create(rank, cycle), now_ns)
+            self._ranks[rank].page.set_lease(self._lease_ns)
         self._arm()
         return {rank: watched.page.fd for rank, watched in self._ranks.items()}
 
@@ -79,6 +82,12 @@ class Watchman:
             watched.live = False
             if self._detector is not None:
                 self._detector.forget(rank)
+
+    def set_lease(self, deadline_s: float) -> None:
+        """Until when this node's lease is known to hold (CLOCK_BOOTTIME seconds): what a rank's `commit_allowed()` looks at."""
+        self._lease_ns = int(deadline_s * 1e9)
+        for watched in self._ranks.values():
+            watched.page.set_lease(self._lease_ns)
 
     def revoke(self) -> None:
         """The cycle is superseded: no rank of it may commit any more."""
@@ -138,7 +147,14 @@ class Watchman:
         if (iteration, steps) == self._told or not (first or now_s - self._told_at_s >= PROGRESS_EVERY_S):
             return
         self._told, self._told_at_s = (iteration, steps), now_s
-        self._reactions.progress(ProgressSeen(self._node_id, self._cycle, iteration, steps))
+        began_ago_s = min((_began_ago_s(sample, now_s) for sample in samples), default=math.inf)
+        self._reactions.progress(ProgressSeen(self._node_id, self._cycle, iteration, steps, began_ago_s))
+
+
+def _began_ago_s(sample: PageSample, now_s: float) -> float:
+    """Seconds since the newest completed step of this rank was begun."""
+    step = sample.sections.get("step")
+    return now_s - (step.last_end_ns - step.last_ns) / 1e9 if step is not None and step.count else math.inf
 
 
 def _progress(watched: _Watched, now_ns: int) -> RankProgress:

@@ -1,0 +1,145 @@
+"""The controller's ears: one connection to each agent, probes where there is doubt, and what membership makes of it.
+
+Everything here feeds `core/membership.py`, which alone says "lost" or "kept". Progress of other nodes arrives here, too. It owns connections and timers of the controller and nothing
+else; it goes when the controller goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ft_launcher.core.events import JobEvent, NodeLost, ProgressSeen
+from ft_launcher.core.evidence import NodeInfo
+from ft_launcher.core.membership import Finding, Kept, Lost, Membership, Probe, Reply, Rules
+from ft_launcher.shell.channel import Body, Identity, Line, reach
+
+TICK_S = 0.25
+PROBE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Outward:
+    """What the liaison tells: events to the job machine, lines to people."""
+
+    offer: Callable[[JobEvent], None]
+    say: Callable[[str], None]
+
+
+class Liaison:
+    """All agents but our own (`identity.node_id`), as long as we are the controller."""
+
+    def __init__(self, identity: Identity, rules: Rules, outward: Outward) -> None:
+        self._identity = identity
+        self._outward = outward
+        self._members = Membership(rules)
+        self._nodes: dict[str, NodeInfo] = {}
+        self._lines: dict[str, Line] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def registered(self, node: NodeInfo) -> None:
+        """The node is in the store (again)."""
+        if node.node_id == self._identity.node_id:
+            return
+        known = self._nodes.get(node.node_id)
+        self._nodes[node.node_id] = node
+        self._act(self._members.joined(self._now(), node.node_id))
+        if known is None or (known.address, known.incarnation) != (node.address, node.incarnation):
+            self._hang_up(node.node_id)
+            self._lines[node.node_id] = Line(node.node_id, node.address, self._identity, self._on_body, self._on_state)
+
+    def unregistered(self, node_id: str) -> None:
+        """Its registration has vanished."""
+        self._act(self._members.lease_gone(self._now(), node_id))
+
+    def store_there(self, there: bool) -> None:
+        """The store has gone away, or is back."""
+        if there:
+            self._members.store_back(self._now())
+        else:
+            self._members.store_away(self._now())
+
+    def stepped(self, began_ago_s: float) -> None:
+        """A rank has completed a step that it began so long ago."""
+        if math.isfinite(began_ago_s):
+            self._members.stepped(self._now() - began_ago_s)
+
+    async def close(self) -> None:
+        """Hang up everywhere."""
+        self._timer.cancel()
+        for node_id in list(self._lines):
+            self._hang_up(node_id)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -- what comes in ----------------------------------------------------------------------------------------------------------------------
+
+    def _on_state(self, node_id: str, reply: Reply | None) -> None:
+        """A connection came up, an attempt failed, or (None) it was closed by the other side."""
+        if reply is None:
+            self._act(self._members.disconnected(self._now(), node_id))
+        elif reply is not Reply.REFUSED or node_id in self._members.suspects():
+            self._act(self._members.replied(self._now(), node_id, reply))
+
+    def _on_body(self, node_id: str, body: Body) -> None:
+        """Progress, or the answer to a probe that we asked this agent to make. What is malformed is ignored."""
+        with suppress(KeyError, TypeError, ValueError):
+            if "progress" in body:
+                cycle, iteration, min_steps, began_ago_s = body["progress"]
+                ago_s = math.inf if began_ago_s is None else float(began_ago_s)
+                self.stepped(ago_s)
+                self._outward.offer(ProgressSeen(node_id, int(cycle), iteration, int(min_steps), ago_s))
+            elif "reached" in body:
+                self._act(self._members.replied(self._now(), str(body["reached"]), Reply(body["reply"])))
+
+    def _tick(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+        self._act(self._members.tick(self._now()))
+
+    # -- what goes out ------------------------------------------------------------------------------------------------------------------------
+
+    def _act(self, findings: Sequence[Finding]) -> None:
+        for finding in findings:
+            if isinstance(finding, Probe):
+                self._probe(finding.node_id)
+            elif isinstance(finding, Kept):
+                self._outward.say(f"node {finding.node_id}: {finding.reason}")
+            else:
+                self._lose(finding)
+
+    def _lose(self, finding: Lost) -> None:
+        self._hang_up(finding.node_id)
+        self._nodes.pop(finding.node_id, None)
+        self._outward.offer(NodeLost(finding.node_id, finding.reason))
+
+    def _probe(self, node_id: str) -> None:
+        """From here, and from one other agent that is connected."""
+        node = self._nodes.get(node_id)
+        if node is None:
+            return
+        task = asyncio.create_task(self._reach(node))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        for other, line in self._lines.items():
+            if other != node_id and line.send({"reach": node_id, "address": node.address}):
+                break
+
+    async def _reach(self, node: NodeInfo) -> None:
+        reply = await reach(node.address, node.node_id, self._identity, PROBE_S)
+        self._act(self._members.replied(self._now(), node.node_id, reply))
+
+    def _hang_up(self, node_id: str) -> None:
+        line = self._lines.pop(node_id, None)
+        if line is not None:
+            task = asyncio.create_task(line.close())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
