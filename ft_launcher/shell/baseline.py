@@ -1,8 +1,8 @@
 """What a process got at exec, and how a forked rank gets it back: signals, limits, umask, folder, descriptors, environment.
 
-The zygote takes a `Baseline` in its first moments, before anything of its own. A rank restores it, so that it starts like a program started by the agent and not like
-a part of the zygote. What *preloaded modules* changed stays where a fresh interpreter's import would have changed it as well: signal handlers, environment variables, regular files.
-It knows process attributes; what a rank is, it does not know.
+The zygote takes a `Baseline` in its first moments, before anything of its own. A rank restores it, so that it starts like a program started by the agent and
+not like a part of the zygote. What *preloaded modules* changed stays where a fresh interpreter's import would have changed it as well: signal handlers,
+environment variables, regular files. It knows process attributes; what a rank is, it does not know.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def take() -> Baseline:
         limits={limit: resource.getrlimit(limit) for limit in _LIMITS},
         mask=frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
         handlers=python_handlers(),
-        cwd=os.getcwd(),
+        cwd=os.getcwd(),  # noqa: PTH109  pathlib costs every rank its import
     )
 
 

@@ -1,7 +1,8 @@
-"""OpenBLAS starts its threads when numpy is imported, and a process with threads is no zygote. So it is told "one thread" there, and the real number in each rank.
+"""OpenBLAS starts its threads when numpy is imported, and a process with threads is no zygote. So it is told "one thread" there, and the real number in each
+rank.
 
-The number a fresh interpreter would use is OPENBLAS_NUM_THREADS, else OMP_NUM_THREADS, else one thread for each core it may run on. Raising it starts the threads in
-the rank, where a fresh import would have started them. Knows OpenBLAS' entry points as numpy's and scipy's wheels name them; nothing else.
+The number a fresh interpreter would use is OPENBLAS_NUM_THREADS, else OMP_NUM_THREADS, else one thread for each core it may run on. Raising it starts the
+threads in the rank, where a fresh import would have started them. Knows OpenBLAS' entry points as numpy's and scipy's wheels name them; nothing else.
 """
 
 from __future__ import annotations

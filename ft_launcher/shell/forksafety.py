@@ -1,8 +1,9 @@
 """May ranks be forked from this process? One question, asked after every preloaded module so that the answer can name the import that spoiled it.
 
-A fork copies one thread. Whatever other threads held stays held, a CUDA context does not survive, and a second process that the import started would belong to
-nobody. torch's own mark ("bad fork") has holes and can only be read in a child, so it is one sign among five. Each probe returns None or half a sentence that fits behind
-"after importing X: ". The probes look and never repair; what follows from an answer is the zygote's business. The two CUDA probes that need a device say nothing where there is none.
+A fork copies one thread. Whatever other threads held stays held, a CUDA context does not survive, and a second process that the import started would belong
+to nobody. torch's own mark ("bad fork") has holes and can only be read in a child, so it is one sign among five. Each probe returns None or half a sentence
+that fits behind "after importing X: ". The probes look and never repair; what follows from an answer is the zygote's business. The two CUDA probes that need
+a device say nothing where there is none.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def uvm_open(device: str = "/dev/nvidia-uvm") -> str | None:
     """CUDA's memory device is open: a context exists. (NVML alone opens /dev/nvidiactl and /dev/nvidiaN, which is harmless.)"""
     for fd in os.listdir("/proc/self/fd"):
         try:
-            target = os.readlink(f"/proc/self/fd/{fd}")
+            target = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115
         except OSError:
             continue
         if target.startswith(device):
@@ -128,7 +129,7 @@ def mapped_library(pattern: str) -> str | None:
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         for line in maps:
             path = line.rstrip("\n").split(maxsplit=5)[5:]
-            if path and re.match(pattern, os.path.basename(path[0])):
+            if path and re.match(pattern, os.path.basename(path[0])):  # noqa: PTH119
                 return path[0]
     return None
 

@@ -1,7 +1,7 @@
 """The two process attributes that Python does not offer: the signal at the parent's death, and adopting orphans.
 
-Both belong to the calling process (strictly: the death signal follows the *thread* that forked it, so fork from the main thread). It knows prctl(2) and nothing
-of ranks. `import ctypes` happens here, once, so that a freshly forked rank has it loaded already.
+Both belong to the calling process (strictly: the death signal follows the *thread* that forked it, so fork from the main thread). It knows prctl(2) and
+nothing of ranks. `import ctypes` happens here, once, so that a freshly forked rank has it loaded already.
 """
 
 from __future__ import annotations

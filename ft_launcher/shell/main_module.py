@@ -1,9 +1,10 @@
 """`__main__` as a fresh interpreter has it, the user's code run in it, and its end told as a fresh interpreter tells it.
 
 Why not `runpy.run_path`: it puts the old `__main__` back when the script's last line is done, and from then on late threads and atexit functions can neither
-pickle nor find their globals. So the module is built here and never taken away. Scripts are compiled and executed; `-m`, folders and zip files go through the very
-function that `python -m` uses, so even the frozen runpy lines of their tracebacks are the same. Errors lose the one frame that is ours; SystemExit and the exit by
-SIGINT are left to the interpreter, which then finalises as ever. It knows Python's start-up (CPython 3.11: Modules/main.c, Python/pythonrun.c) and nothing of ranks.
+pickle nor find their globals. So the module is built here and never taken away. Scripts are compiled and executed; `-m`, folders and zip files go through the
+very function that `python -m` uses, so even the frozen runpy lines of their tracebacks are the same. Errors lose the one frame that is ours; SystemExit and
+the exit by SIGINT are left to the interpreter, which then finalises as ever. It knows Python's start-up (CPython 3.11: Modules/main.c, Python/pythonrun.c)
+and nothing of ranks.
 """
 
 from __future__ import annotations

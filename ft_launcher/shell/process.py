@@ -1,7 +1,8 @@
 """The agent's side of the zygote: start it, tell it what to do, hear what happened.
 
-One `Zygote` is one zygote process. Every wish returns at once (it is written to a socket that never blocks) and every result is an event, in order, in the agent's
-event loop. The last event of a zygote that was not closed on purpose is `ZygoteLost`; what then is left of its ranks' children has become the agent's, which is a subreaper (`strays`).
+One `Zygote` is one zygote process. Every wish returns at once (it is written to a socket that never blocks) and every result is an event, in order, in the
+agent's event loop. The last event of a zygote that was not closed on purpose is `ZygoteLost`; what then is left of its ranks' children has become the
+agent's, which is a subreaper (`strays`).
 
 It must never import torch, wait for the zygote in a call, or decide anything.
 """
@@ -41,11 +42,11 @@ from ft_launcher.shell.process_events import (
 from ft_launcher.shell.wire import Channel, Message, WireError
 
 __all__ = [
-    "START_FAILED", "Command", "Importing", "Pong", "ProcessEvent", "RankEnded", "RankSpec", "RankStarted", "Reaped", "SourcesChanged", "StandbyFailed", "StandbyReady",
-    "StartMethod", "Zygote", "ZygoteLost", "ZygoteOptions", "ZygoteReady",
+    "START_FAILED", "Command", "Importing", "Pong", "ProcessEvent", "RankEnded", "RankSpec", "RankStarted", "Reaped", "SourcesChanged",
+    "StandbyFailed", "StandbyReady", "StartMethod", "Zygote", "ZygoteLost", "ZygoteOptions", "ZygoteReady",
 ]  # fmt: skip
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100
 # The working folder may hold anything, so it must not be importable; what a fresh interpreter has at this point is handed on before the launcher adds itself.
 _BOOT = (
     "import sys; sys.flags.safe_path or sys.path.pop(0); fresh = sys.path[:], frozenset(sys.modules); sys.path.append(sys.argv[1]); "
@@ -56,7 +57,9 @@ _EXIT_S = 1.0  # a process whose socket has closed is gone a moment later
 
 @dataclass(frozen=True, slots=True)
 class ZygoteOptions:
-    """What a zygote is started with. `env` is the whole environment of zygote and ranks; `log_path` takes the zygote's own output (None: the agent's standard error).
+    """What a zygote is started with. `env` is the whole environment of zygote and ranks.
+
+    `log_path` takes the zygote's own output (None: the agent's standard error).
 
     `flags` are Python's own (`-O`, `-X dev`), for zygote and ranks. `reap_s` bounds a reaping. `early_standby` (spawn only): import torch for a store at once.
     """
@@ -83,6 +86,7 @@ class Zygote:
         self._pidfd = -1
         self._importing: str | None = None
         self._closing = False
+        self._ready = False
         self._writing = False
         self._gone = asyncio.Event()
 
@@ -145,14 +149,14 @@ class Zygote:
     async def close(self, grace_s: float, spare: Collection[int] = ()) -> tuple[int, ...]:
         """Ends the zygote and everything below it; returns the pids that would not die. No event comes after this.
 
-        A zygote that takes longer than `grace_s`, or is lost already, leaves its ranks' children to this process: then everything below this process is killed, except
-        `spare` (the agent's other children) and what hangs below those.
+        A zygote that still imports is killed; one that takes longer than `grace_s` too. Such a one, or one that was lost, leaves its ranks' children to this
+        process: then everything below this process is killed, except `spare` (the agent's other children) and what hangs below those.
         """
         self._closing = True
         if self._process is None:
             return ()
         self._send({"op": "close"})
-        if not await self._wait(grace_s):
+        if not self._ready or not await self._wait(grace_s):
             self._kill_now()
             await self._wait(_EXIT_S)
         clean = self._process.poll() == 0
@@ -223,7 +227,7 @@ class Zygote:
             self._importing = event.module
             return
         if isinstance(event, ZygoteReady):
-            self._importing = None
+            self._importing, self._ready = None, True
         if not self._closing:
             self._on_event(event)
 

@@ -1,7 +1,7 @@
 """What agent and zygote say to each other: rank specifications one way, events the other.
 
-Plain data and its JSON form. It knows neither sockets nor processes, and imports so little that the zygote can afford it. Times named `at_ns` are CLOCK_MONOTONIC
-nanoseconds, comparable between all processes of one host.
+Plain data and its JSON form. It knows neither sockets nor processes, and imports so little that the zygote can afford it. Times named `at_ns` are
+CLOCK_MONOTONIC nanoseconds, comparable between all processes of one host.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The first moments of a rank's process: from "a copy of the zygote" to "a program that the agent has started".
 
-`become_rank` runs in the forked child once the zygote's stack is unwound, and leaves nothing of the zygote behind: own session, death with the zygote, own descriptors,
-signals, limits, environment, seeds, title; then the section page is claimed. With `spawn` the same is done up to the exec of a fresh interpreter, which keeps pid, death
-signal and descriptors. Everything here is on the path of every restart: no import that the zygote could have done, no listing that can be avoided. It knows a rank's specification and
-process attributes; it must never know cycles, policies or the agent.
+`become_rank` runs in the forked child once the zygote's stack is unwound, and leaves nothing of the zygote behind: own session, death with the zygote, own
+descriptors, signals, limits, environment, seeds, title; then the section page is claimed. With `spawn` the same is done up to the exec of a fresh
+interpreter, which keeps pid, death signal and descriptors. Everything here is on the path of every restart: no import that the zygote could have done, no
+listing that can be avoided. It knows a rank's specification and process attributes; it must never know cycles, policies or the agent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Have the files of the preloaded modules changed since they were imported? A fresh interpreter would run the new text; a forked rank would not.
 
-The files may lie on a file system that has stalled, and a zygote that waits in the kernel is a zygote that reports no deaths. So the looking (2,900 files in 9 ms
-where all is well) is done by a short-lived child, which the loop listens to and gives up on. It knows module files and stamps, not what is done about a change.
+The files may lie on a file system that has stalled, and a zygote that waits in the kernel is a zygote that reports no deaths. So the looking (2,900 files in
+9 ms where all is well) is done by a short-lived child, which the loop listens to and gives up on. It knows module files and stamps, not what is done about a
+change.
 """
 
 from __future__ import annotations
@@ -22,20 +23,30 @@ Stamp = tuple[int, int, int]
 
 
 class SourceStamps:
-    """The files of all imported modules with time, size and inode as they were when `remember` first met them."""
+    """The files of the modules imported from now on, with time, size and inode as they were when `remember` first met them.
+
+    What was imported before is the launcher itself, and that must not change under a running job: a new zygote would not understand the old agent.
+    """
 
     def __init__(self) -> None:
+        self._before = frozenset(sys.modules)
         self._stamps: dict[str, Stamp | None] = {}
 
     def remember(self) -> None:
         """Takes the stamp of every file not met before: call it after each import, so that little time passes between the two."""
-        for path in _module_files():
+        for path in self._module_files():
             if path not in self._stamps:
                 self._stamps[path] = _stamp(path)
 
     def changed(self) -> list[str]:
         """The files that differ now or are gone, in path order."""
         return sorted(path for path, stamp in self._stamps.items() if stamp is not None and _stamp(path) != stamp)
+
+    def _module_files(self) -> Iterator[str]:
+        for name, module in list(sys.modules.items()):
+            path = getattr(module, "__file__", None)
+            if isinstance(path, str) and name not in self._before:
+                yield path
 
 
 class SourceCheck:
@@ -93,6 +104,7 @@ class SourceGate:
     def verdict(self, asked: float) -> tuple[str, ...] | None:
         """For a fork asked for at `asked`: the changed files, none when it may go ahead, None when that is not known yet (a look is under way)."""
         if self._known_of >= asked - FRESH_S:
+            self._known_of = float("-inf")  # good for one fork
             return self._files
         self.look()
         if time.monotonic() < max(asked, self._began) + PATIENCE_S:
@@ -118,16 +130,9 @@ def _look(stamps: SourceStamps, write_fd: int) -> None:
         os._exit(code)
 
 
-def _module_files() -> Iterator[str]:
-    for module in list(sys.modules.values()):
-        path = getattr(module, "__file__", None)
-        if isinstance(path, str):
-            yield path
-
-
 def _stamp(path: str) -> Stamp | None:
     try:
-        found = os.stat(path)
+        found = os.stat(path)  # noqa: PTH116
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino

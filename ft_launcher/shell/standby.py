@@ -1,8 +1,9 @@
 """The store of the next cycle, listening before anybody needs it: a process whose only content is a TCPStore.
 
-Each serves one cycle and is killed afterwards: no stale keys, no race for a port (the kernel chooses it), and no rank whose death takes the store along. A zygote
-that has torch forks it in milliseconds. One that has not (start method spawn) execs a Python that imports torch, seconds before it is wanted: one such blank process always
-waits, without a store yet, for the next request. It dies with the zygote. It must never be mistaken for a rank: `Rack.pids` is what the reaper spares.
+Each serves one cycle and is killed afterwards: no stale keys, no race for a port (the kernel chooses it), and no rank whose death takes the store along. A
+zygote that has torch forks it in milliseconds. One that has not (start method spawn) execs a Python that imports torch, seconds before it is wanted: one such
+blank process always waits, without a store yet, for the next request. It dies with the zygote. It must never be mistaken for a rank: `Rack.pids` is what the
+reaper spares.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ft_launcher.shell import baseline, linux
 from ft_launcher.shell.process_events import StandbyFailed, StandbyReady
 
 READY_S = 120.0  # importing torch from a slow file system
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100
 _EVERYWHERE = ("", "0.0.0.0", "::", "*")
 BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from ft_launcher.shell.standby import main; main(*map(int, sys.argv[2:]))"
 

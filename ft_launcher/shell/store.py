@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -95,6 +95,10 @@ class Changes:
     reset: bool = False
 
 
+class LeaseGoneError(KeyError):
+    """A write names a lease that has ended or never was: nothing was written."""
+
+
 class Store(Protocol):
     """The contract. Every method may raise PlatformError (exit code 69) when the store cannot be reached within its timeout."""
 
@@ -107,15 +111,16 @@ class Store(Protocol):
         ...
 
     async def put(self, key: str, value: str, lease: int = 0) -> int:
-        """Write unconditionally; returns the revision."""
+        """Write unconditionally; returns the revision. Raises LeaseGoneError."""
         ...
 
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
-        """Apply all operations at one revision if every compare holds, else none."""
+        """Apply all operations at one revision if every compare holds, else none. Raises LeaseGoneError, ValueError for a key named by two operations."""
         ...
 
     async def grant(self, ttl_s: float) -> int:
-        """A new lease; its keys vanish `ttl_s` seconds after the last keep-alive."""
+        """A new lease; its keys vanish `ttl_s` seconds after the last keep-alive, or somewhat later (etcd counts whole seconds, and anew from each change of
+        its leader), never earlier."""
         ...
 
     async def keep_alive(self, lease: int) -> float | None:
@@ -126,13 +131,21 @@ class Store(Protocol):
         """End a lease and delete its keys."""
         ...
 
-    def watch(self, prefix: str, revision: int) -> AsyncIterator[Changes]:
-        """Every change under the prefix from this revision on, in order, none twice."""
+    def watch(self, prefix: str, revision: int) -> AsyncGenerator[Changes, None]:
+        """Every change under the prefix from this revision on, in order, none twice; ends when the store is closed. Where the history is compacted away (at
+        any time, not only at first) a `reset` takes the place of what is lost: whatever it does not list is gone. Abandon it with `aclose`."""
         ...
 
     async def close(self) -> None:
         """End all watches and connections."""
         ...
+
+
+def require_distinct(operations: Sequence[Operation]) -> None:
+    """ValueError where a transaction has two operations on one key: their order would mean something, and no revision could show it."""
+    keys = [operation.key for operation in operations]
+    if len(set(keys)) < len(keys):
+        raise ValueError(f"a transaction may name each key once: {', '.join(keys)}")
 
 
 def boottime_s() -> float:
@@ -150,14 +163,15 @@ class _Lease:
 class _Watch:
     """A queue of changes under one prefix."""
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, revision: int) -> None:
         self.prefix = prefix
+        self.revision = revision
         self.queue: asyncio.Queue[Changes | None] = asyncio.Queue()
 
     def offer(self, changes: Sequence[Change], revision: int) -> None:
         """Queue what concerns this watch."""
         mine = tuple(c for c in changes if c.key.startswith(self.prefix))
-        if mine:
+        if mine and revision >= self.revision:
             self.queue.put_nowait(Changes(mine, revision))
 
 
@@ -184,11 +198,12 @@ class MemoryStore:
         return Listing(found, self._revision)
 
     async def put(self, key: str, value: str, lease: int = 0) -> int:
-        """See Store. KeyError for a lease that is gone."""
+        """See Store."""
         return self._apply([Put(key, value, lease)])
 
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Outcome:
         """See Store."""
+        require_distinct(operations)
         if not all(self._holds(c) for c in compares):
             return Outcome(False, self._revision)
         return Outcome(True, self._apply(operations))
@@ -201,7 +216,7 @@ class MemoryStore:
     def _apply(self, operations: Sequence[Operation]) -> int:
         for op in operations:
             if isinstance(op, Put) and op.lease and op.lease not in self._leases:
-                raise KeyError(f"lease {op.lease} is gone")
+                raise LeaseGoneError(f"lease {op.lease} is gone")
         revision = self._revision + 1
         changes = tuple(c for c in (self._one(op, revision) for op in operations) if c is not None)
         if changes:
@@ -253,17 +268,16 @@ class MemoryStore:
         """See Store."""
         self._expire(lease)
 
-    async def watch(self, prefix: str, revision: int) -> AsyncIterator[Changes]:
+    async def watch(self, prefix: str, revision: int) -> AsyncGenerator[Changes, None]:
         """See Store."""
-        watch = _Watch(prefix)
-        oldest = self._history[0][0] if self._history else self._revision + 1
-        if revision < oldest and revision <= self._revision and len(self._history) >= self.HISTORY:
+        watch = _Watch(prefix, revision)
+        if revision <= self._revision and len(self._history) >= self.HISTORY and revision < self._history[0][0]:
             listing = await self.list(prefix)
-            yield Changes(tuple(Change(e.key, e, e.modified) for e in listing.entries), listing.revision, reset=True)
+            fresh = tuple(Change(e.key, e, e.modified) for e in listing.entries)
+            watch.queue.put_nowait(Changes(fresh, listing.revision, reset=True))
         else:
             for at, changes in self._history:
-                if at >= revision:
-                    watch.offer(changes, at)
+                watch.offer(changes, at)
         self._watches.add(watch)
         try:
             while (batch := await watch.queue.get()) is not None:

@@ -1,11 +1,12 @@
 """Finding and killing everything below a process: ranks, what they started, and what tried to leave (setsid, double fork).
 
-Nothing can leave: agent and zygote are subreapers, so an orphan becomes a child of one of them, and every descendant hangs below a direct child. Hence the two
-rules here. *Empty* means that the root has no child left (apart from the ones to spare), which one file of /proc tells without a race. *Killing* walks the tree top
-down, names each process by pid and start time, and signals through a pidfd, so that a recycled number is never hit. A tree that grows while it is walked is walked
-again. It knows /proc and signals; who is a rank, it does not know.
+Nothing can leave: agent and zygote are subreapers, so an orphan becomes a child of one of them, and every descendant hangs below a direct child. Hence the
+two rules here. *Empty* means that the root has no child left (apart from the ones to spare), which one file of /proc tells without a race. *Killing* walks
+the tree top down, names each process by pid and start time, and signals through a pidfd, so that a recycled number is never hit. A tree that grows while it
+is walked is walked again. It knows /proc and signals; who is a rank, it does not know.
 
-A root that is this very process also collects the dead that it adopted; in the zygote the main loop does that instead, for it must report the ranks among them.
+A root that is this very process also collects the dead that it adopted; in the zygote the main loop does that instead, for it must report the ranks among
+them.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-
 from ft_launcher.shell.linux import become_subreaper
 
-__all__ = ["Process", "Swept", "Sweep", "become_subreaper", "children", "descendants", "kill_all_below"]
+__all__ = ["Process", "Sweep", "Swept", "become_subreaper", "children", "descendants", "kill_all_below"]
 
 _ROUND_S = 0.01  # between two walks: a kill takes effect within microseconds, unless the process sleeps in the kernel
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process as /proc names it: `start_ticks` (clock ticks since boot) tells it from a later one with the same pid."""
+    """A process as /proc names it: `start_ticks` (clock ticks since boot) tells it from a later one with the same pid; `dead`: a zombie."""
 
     pid: int
     ppid: int
     start_ticks: int
+    dead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,10 @@ def read_process(pid: int) -> Process | None:
             after_name = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
-    return Process(pid, int(after_name[1]), int(after_name[19])) if len(after_name) > 19 else None
+    if len(after_name) < 20:
+        return None
+    dead = after_name[0] in b"ZX" and int(after_name[17]) <= 1  # its first thread may be dead and others alive
+    return Process(pid, int(after_name[1]), int(after_name[19]), dead)
 
 
 def children(pid: int) -> set[int]:
@@ -100,13 +104,17 @@ class Sweep:
         self._spare = frozenset(pids)
 
     def step(self) -> bool:
-        """One walk. True when the root had no child left before it."""
+        """One walk. True when nothing was left before it: no child at all of this very process, or nothing alive below another one.
+
+        The whole tree is listed before anything is killed: what is orphaned meanwhile can then not slip away from a root that is no subreaper.
+        """
         if not children(self._root) - self._spare:
             return True
-        for process in descendants(self._root, self._spare):
+        found = list(descendants(self._root, self._spare))
+        for process in found:
             if _kill(process):
                 self._killed[process.pid, process.start_ticks] = process.pid
-        return False
+        return self._root != os.getpid() and all(process.dead for process in found)
 
     @property
     def killed(self) -> tuple[int, ...]:
@@ -114,8 +122,8 @@ class Sweep:
         return tuple(self._killed.values())
 
     def left(self) -> tuple[int, ...]:
-        """The pids that are still below the root."""
-        return tuple(process.pid for process in descendants(self._root, self._spare))
+        """The pids that still live below the root."""
+        return tuple(process.pid for process in descendants(self._root, self._spare) if not process.dead)
 
 
 def kill_all_below(pid: int, spare: Collection[int] = (), deadline_s: float = 5.0) -> Swept:
@@ -143,12 +151,12 @@ def _kill(process: Process) -> bool:
         now = read_process(process.pid)
         if now is None or now.start_ticks != process.start_ticks:
             return False
-        signal.pidfd_send_signal(fd, signal.SIGKILL)
+        signal.pidfd_send_signal(fd, signal.SIGKILL)  # a zombie too: its other threads may be alive
     except OSError:  # dead already, or not ours to kill (a set-user-ID program): then it shows in what is left
         return False
     finally:
         os.close(fd)
-    return True
+    return not now.dead
 
 
 def _collect(pids: Collection[int]) -> None:

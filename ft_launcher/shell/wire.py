@@ -1,9 +1,9 @@
 """Framed JSON messages with descriptors, over a unix stream socket, without ever blocking.
 
-The agent and its zygote speak through this. A frame is eight bytes (length of the JSON, number of descriptors) and the JSON; its descriptors travel with its first
-byte (SCM_RIGHTS; the kernel never merges two such deliveries, so their order is the frames'). Not pickle: neither end may make the other run code. Not a
-packet socket: a fork message for many ranks may outgrow the packet limit. What the peer does not take at once waits in a queue here, so a stopped peer costs memory, never
-time. It knows bytes and descriptors; what a message means is `process_events`' business.
+The agent and its zygote speak through this. A frame is eight bytes (length of the JSON, number of descriptors) and the JSON; its descriptors travel with its
+first byte (SCM_RIGHTS; the kernel never merges two such deliveries, so their order is the frames'). Not pickle: neither end may make the other run code. Not
+a packet socket: a fork message for many ranks may outgrow the packet limit. What the peer does not take at once waits in a queue here, so a stopped peer
+costs memory, never time. It knows bytes and descriptors; what a message means is `process_events`' business.
 """
 
 from __future__ import annotations

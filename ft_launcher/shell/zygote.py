@@ -1,9 +1,10 @@
 """How a zygote comes to be: exec'd by the agent, it imports the preload list once and then serves (`zygote_loop`).
 
 Ranks are copies of it, so everything that happens here happens as it would in `python script.py`: the script's folder is first on sys.path before anything is
-imported, the launcher's own entries are gone from it, and nothing is computed. After each import the zygote asks whether it can still be forked. When it cannot, when an import fails, or
-when the script's folder hides a module that the launcher has already loaded, it says why and execs itself again without preloading: the same pid and the same
-conversation, but ranks are then started by exec (`spawn`). A clean process is worth its 50 ms: threads and CUDA contexts end with the exec.
+imported, the launcher's own entries are gone from it, and nothing is computed. After each import the zygote asks whether it can still be forked. When it
+cannot, when an import fails, or when the script's folder hides a module that the launcher has already loaded, it says why and execs itself again without
+preloading: the same pid and the same conversation, but ranks are then started by exec (`spawn`). A clean process is worth its 50 ms: threads and CUDA
+contexts end with the exec.
 
 It must have no threads, no atexit functions, no finalizers and no temporary files: ranks would inherit them.
 """
@@ -75,7 +76,7 @@ class _Preloaded:
     stamps: SourceStamps = dataclasses.field(default_factory=SourceStamps)
 
 
-class CannotFork(Exception):
+class CannotForkError(Exception):
     """Why this process cannot be the ranks' template, in one line."""
 
 
@@ -101,7 +102,7 @@ def main(path: Sequence[str], modules: Collection[str]) -> Callable[[], object]:
     if setup.start_method == "fork" and why is None:
         try:
             preloaded = preload(setup, start.cwd, modules, channel)
-        except CannotFork as reason:
+        except CannotForkError as reason:
             _exec_again(start, (sock_fd, setup_fd), str(reason))
     os.close(setup_fd)
     method: process_events.StartMethod = "fork" if setup.start_method == "fork" and why is None else "spawn"
@@ -142,11 +143,11 @@ def _serve(setup: Setup, start: Baseline, preloaded: _Preloaded, talk: tuple[Cha
 
 
 def preload(setup: Setup, cwd: str, fresh_modules: Collection[str], channel: Channel) -> _Preloaded:
-    """Imports the list with the script's folder first on sys.path, asking after each whether ranks can still be forked. Raises CannotFork."""
+    """Imports the list with the script's folder first on sys.path, asking after each whether ranks can still be forked. Raises CannotForkError."""
     entry = main_module.path_entry(setup.command, cwd)
     hidden = hidden_module(entry, fresh_modules)
     if hidden is not None:
-        raise CannotFork(f"{entry} has a module {hidden!r} of its own, and the launcher has loaded another one of that name")
+        raise CannotForkError(f"{entry} has a module {hidden!r} of its own, and the launcher has loaded another one of that name")
     if not sys.flags.safe_path:
         sys.path.insert(0, entry)
     for name, value in _OWN_VARIABLES.items():
@@ -159,10 +160,10 @@ def preload(setup: Setup, cwd: str, fresh_modules: Collection[str], channel: Cha
         found.stamps.remember()
         unsafe = forksafety.after_import()
         if unsafe is not None:
-            raise CannotFork(f"after importing {name!r}: {unsafe}")
+            raise CannotForkError(f"after importing {name!r}: {unsafe}")
     unsafe = forksafety.canary()
     if unsafe is not None:
-        raise CannotFork(f"after importing {', '.join(setup.preload)}: {unsafe}")
+        raise CannotForkError(f"after importing {', '.join(setup.preload)}: {unsafe}")
     found.modules = setup.preload
     found.fds = frozenset(baseline.open_fds() - fds)
     found.env = changes(env, os.environ)
@@ -175,7 +176,7 @@ def hidden_module(folder: str, fresh_modules: Collection[str]) -> str | None:
     for name in sorted({name.partition(".")[0] for name in sys.modules if name not in fresh_modules}):
         loaded = getattr(sys.modules.get(name), "__file__", None)
         for candidate in (os.path.join(folder, name, "__init__.py"), os.path.join(folder, f"{name}.py")):
-            if loaded is not None and os.path.exists(candidate) and not os.path.samefile(candidate, loaded):
+            if loaded is not None and os.path.exists(candidate) and not os.path.samefile(candidate, loaded):  # noqa: PTH121
                 return name
     return None
 
@@ -195,7 +196,7 @@ def _import(name: str) -> None:
             raise
         traceback.print_exc()
         lines = traceback.format_exception_only(type(error), error)
-        raise CannotFork(f"preloading {name!r} failed: {lines[-1].strip()}") from error
+        raise CannotForkError(f"preloading {name!r} failed: {lines[-1].strip()}") from error
 
 
 def _handler_warnings(before: Mapping[int, Any]) -> list[str]:

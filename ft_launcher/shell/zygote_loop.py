@@ -1,11 +1,12 @@
 """The zygote at work: one thread, one poll, no asyncio (an epoll object shared with a forked child breaks the parent's).
 
-It hears the agent's wishes, forks ranks, hands every ended process to the agent the moment the kernel gives it, and kills what is left below. Wishes are carried out in the order in
-which they came; while a reaping or a look at the sources is under way the later ones wait, except those that touch no rank (ping, standby). Nothing here waits for
-anything but the poll: an agent that has stopped, a file system that has stalled, a rank that will not die, each costs a bounded time or none.
+It hears the agent's wishes, forks ranks, hands every ended process to the agent the moment the kernel gives it, and kills what is left below. Wishes are
+carried out in the order in which they came; while a reaping or a look at the sources is under way the later ones wait, except those that touch no rank (ping,
+standby). Nothing here waits for anything but the poll: an agent that has stopped, a file system that has stalled, a rank that will not die, each costs a
+bounded time or none.
 
-`serve` returns twice, as fork does: a `RankSpec` in each child, so that the user's code runs on an empty stack, and None in the zygote when all is over. It must never compute,
-import or log to a shared file system.
+`serve` returns twice, as fork does: a `RankSpec` in each child, so that the user's code runs on an empty stack, and None in the zygote when all is over. It
+must never compute, import or log to a shared file system.
 """
 
 from __future__ import annotations
