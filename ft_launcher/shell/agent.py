@@ -31,7 +31,7 @@ from ft_launcher.core.events import (
     ZygoteDied,
     ZygoteStarted,
 )
-from ft_launcher.core.evidence import Address, RankError
+from ft_launcher.core.evidence import RankError
 from ft_launcher.core.node import NodeMachine, NodeOptions
 from ft_launcher.core.state import JobState
 from ft_launcher.shell.keys import Keys
@@ -76,7 +76,6 @@ class Agent:
         self._watch = Watchman(config.node_id, limits, reactions, hang_kills=config.hang_action == "restart")
         self._events: deque[NodeEvent] = deque()
         self._feeding = False
-        self._master: Address | None = None
         self._pids: dict[int, int] = {}
         self._forked: tuple[int, frozenset[int]] = (-1, frozenset())
         self._left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -209,7 +208,7 @@ class Agent:
             return
         ranks = placement.ranks_on(config.node_id)
         pages = self._watch.open_pages(job.cycle, ranks, job.budgets.client_known)
-        self._master, self._pids = job.master, {}
+        self._standbys.in_use, self._pids = job.master, {}
         self._forked = (job.cycle, frozenset(ranks))
         plans = [
             RankPlan(
@@ -283,7 +282,7 @@ class Agent:
         """Nothing of the cycle is left here."""
         progress = self._watch.progress()
         self._watch.close()
-        self._standbys.release_used(self._master)
+        self._standbys.release_used()
         if self._around.tail is not None:
             self._around.tail.end_cycle()
         self.feed(RanksReaped(cycle, left, seconds, progress))

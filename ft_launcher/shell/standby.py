@@ -8,13 +8,14 @@ reaper spares.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -36,12 +37,13 @@ class _Store:
     answer_fd: int
     token: int = -1
     deadline: float = 0.0
+    promised: bool = False
 
 
 @dataclass(slots=True)
 class _Blank:
     store: _Store
-    request_fd: int
+    requests: socket.socket
 
 
 class Rack:
@@ -74,11 +76,22 @@ class Rack:
         if not self._forking and self._blank is None:
             self._blank = self._exec_blank()
 
-    def prepare(self, token: int, host: str) -> None:
-        """Starts a store; `collect` tells how it went. Raises OSError when no process can be started."""
-        store = self._fork(host) if self._forking else self._use_blank(host)
-        store.token, store.deadline = token, time.monotonic() + READY_S
+    def prepare(self, token: int, host: str) -> StandbyReady | StandbyFailed | None:
+        """Starts a store. None: `collect` will tell how it went; a store that is not forked has its port at once, and `collect` tells only if it comes to nothing.
+
+        Raises OSError when no process can be started or no port opened.
+        """
+        if not self._forking and importlib.util.find_spec("torch") is None:
+            return StandbyFailed(token, "torch is not installed")
+        listener = None if self._forking else _listen(host)
+        store = self._fork(host) if listener is None else self._use_blank(host, listener)
+        store.token, store.deadline, store.promised = token, time.monotonic() + READY_S, listener is not None
         self._stores.append(store)
+        if listener is None:
+            return None
+        port = int(listener.getsockname()[1])
+        listener.close()
+        return StandbyReady(token, port)
 
     def release(self, token: int) -> None:
         """Ends the store of a token; one that is unknown (ended already) is no error."""
@@ -96,7 +109,7 @@ class Rack:
             store.answer_fd = -1
             port = (answer or {}).get("port")
             if port is not None:
-                events.append(StandbyReady(store.token, port))
+                events += [] if store.promised else [StandbyReady(store.token, port)]
                 continue
             events.append(StandbyFailed(store.token, _failure(answer)))
             self._drop(store)
@@ -130,31 +143,31 @@ class Rack:
         os.close(write_fd)
         return _Store(pid, answer_fd)
 
-    def _use_blank(self, host: str) -> _Store:
+    def _use_blank(self, host: str, listener: socket.socket) -> _Store:
         self.warm()
         assert self._blank is not None
         store = self._blank.store
-        with suppress(BrokenPipeError):  # it has ended: then its answer pipe says so
-            os.write(self._blank.request_fd, json.dumps({"host": host}).encode())
+        with suppress(OSError):  # it has ended: then its answer pipe says so
+            socket.send_fds(self._blank.requests, [json.dumps({"host": host}).encode()], [listener.fileno()])
         self._forget_blank()
         self.warm()
         return store
 
     def _forget_blank(self) -> None:
         assert self._blank is not None
-        os.close(self._blank.request_fd)
+        self._blank.requests.close()
         self._blank = None
 
     def _exec_blank(self) -> _Blank:
-        request_fd, request_end = os.pipe2(os.O_CLOEXEC)[::-1]
+        requests, theirs = socket.socketpair()
         answer_fd, answer_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._exec((parent, request_end, answer_end))
-        os.close(request_end)
+            self._exec((parent, theirs.fileno(), answer_end))
+        theirs.close()
         os.close(answer_end)
-        return _Blank(_Store(pid, answer_fd), request_fd)
+        return _Blank(_Store(pid, answer_fd), requests)
 
     def _exec(self, numbers: tuple[int, int, int]) -> NoReturn:
         try:
@@ -179,13 +192,15 @@ def main(parent: int, request_fd: int, answer_fd: int) -> None:
         import torch.distributed  # noqa: F401
     except BaseException as error:  # noqa: BLE001  told when somebody asks
         failure = error
-    request = os.read(request_fd, 1 << 16)
-    if not request:
+    with socket.socket(fileno=request_fd) as requests:
+        request, fds, _, _ = socket.recv_fds(requests, 1 << 16, 1)
+    if not request or not fds:
         return
     if failure is not None:
         _answer(answer_fd, {"reason": _text(failure)})
         return
-    _serve(json.loads(request)["host"], answer_fd)
+    listener = socket.socket(fileno=fds[0])
+    _serve(lambda: make_store(json.loads(request)["host"], listener), answer_fd)
 
 
 def _become_store(parent: int, host: str, answer_fd: int) -> NoReturn:
@@ -200,16 +215,16 @@ def _become_store(parent: int, host: str, answer_fd: int) -> NoReturn:
                 os.close(fd)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
             setproctitle.setproctitle("ft-launch: standby store")
-            _serve(host, answer_fd)
+            _serve(lambda: make_store(host, _listen(host)), answer_fd)
     except BaseException as error:  # noqa: BLE001
         _answer(answer_fd, {"reason": _text(error)})
     finally:
         os._exit(1)
 
 
-def _serve(host: str, answer_fd: int) -> None:
+def _serve(make: Callable[[], Any], answer_fd: int) -> None:
     try:
-        store = make_store(host)
+        store = make()
     except Exception as error:  # noqa: BLE001  whatever torch says, the agent goes on without
         _answer(answer_fd, {"reason": _text(error)})
         return
@@ -218,17 +233,23 @@ def _serve(host: str, answer_fd: int) -> None:
         signal.pause()
 
 
-def make_store(host: str) -> Any:
-    """A TCPStore server on a port of the kernel's choice: on all interfaces for `""` and `0.0.0.0`, else on the address of `host` alone. Raises what torch or the
-    resolver raise."""
+def _listen(host: str) -> socket.socket:
+    """A listening socket on a port of the kernel's choice: on all interfaces for `""` and `0.0.0.0`, else on the address of `host` alone. Raises OSError."""
+    if host in _EVERYWHERE:
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        return socket.create_server(("", 0), family=family, backlog=4096, dualstack_ipv6=both)
+    family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    return socket.create_server((str(address[0]), 0), family=family, backlog=4096)
+
+
+def make_store(host: str, listener: socket.socket) -> Any:
+    """A TCPStore server behind that socket. Raises what torch raises."""
     from torch.distributed import TCPStore
 
-    if host in _EVERYWHERE:
-        return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    listener = socket.create_server((str(address[0]), 0), family=family, backlog=4096)
-    port = listener.getsockname()[1]
-    return TCPStore(str(address[0]), port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    port = int(listener.getsockname()[1])
+    name = "127.0.0.1" if host in _EVERYWHERE else str(listener.getsockname()[0])
+    return TCPStore(name, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def _answer(fd: int, body: Mapping[str, Any]) -> None:

@@ -35,6 +35,7 @@ class Standbys:
         self._wanted: int | None = None
         self._open: dict[Address, int] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self.in_use: Address | None = None
 
     def use(self, prepare: Callable[[int, str], None] | None, release: Callable[[int], None] | None) -> None:
         """A new zygote serves from now on (None: there is none at the moment); what the old one had opened is gone."""
@@ -63,14 +64,18 @@ class Standbys:
             self._opened(address)
 
     def failed(self, token: int, reason: str) -> None:
-        """There will be no store for this token: offer a free port. A store that was already in use ends its cycle by itself."""
-        if token == self._wanted:
-            self._wanted = None
+        """There will be no store for this token, or no longer: offer a free port. A store that is in use ends its cycle by itself."""
+        known = next((address for address, opened in self._open.items() if opened == token), None)
+        if known is not None:
+            del self._open[known]
+        if token == self._wanted or (known is not None and known != self.in_use):
+            self._wanted = None if token == self._wanted else self._wanted
             self._say(f"no standby store ({reason}); rank 0 will host it")
             self._opened(Address(self._host, free_port(self._listen_on), serving=False))
 
-    def release_used(self, used: Address | None) -> None:
-        """The cycle that met at `used` is over."""
+    def release_used(self) -> None:
+        """The cycle that met at `in_use` is over."""
+        used, self.in_use = self.in_use, None
         token = self._open.pop(used, None) if used is not None else None
         if token is not None and self._release is not None:
             self._release(token)

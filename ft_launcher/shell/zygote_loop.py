@@ -162,9 +162,11 @@ class Loop:
             self._rack.release(body["token"])
         else:
             try:
-                self._rack.prepare(body["token"], body["host"])
+                told = self._rack.prepare(body["token"], body["host"])
             except OSError as error:
-                self.send(say.StandbyFailed(body["token"], f"no process for the standby store: {error}"))
+                told = say.StandbyFailed(body["token"], f"no process or port for the standby store: {error}")
+            if told is not None:
+                self.send(told)
 
     def _work(self) -> RankSpec | None:
         """Carries out the waiting wishes, as far as the ones before them are done."""
