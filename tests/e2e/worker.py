@@ -1,6 +1,6 @@
 """A training script for end-to-end tests: no torch, starts in milliseconds, does what a plan says.
 
-argv[1]: JSON {"steps": N, "step_s": s, "plan": [{"rank": r, "cycle": c, "at": i, "do": WHAT, ...}], "client": true, "resume": path}
+argv[1]: JSON {"steps": N, "step_s": s, "plan": [{"rank": r, "cycle": c, "at": i (or "after": steps of this cycle), "do": WHAT, ...}], "client": true, "resume": path}
 WHAT: exit CODE | signal N | hang | stop | raise TEXT | ignore_term | orphans | sleep S | exit_hang | leave_on_term CODE
 Every rank appends a line `cycle iteration` to <resume>.rank when it completes a step; with `resume` it goes on after the last one.
 """
@@ -74,13 +74,13 @@ def main():
         section = mon.section("step", iteration=i) if mon else open(os.devnull)
         with section:
             for item in mine:
-                if item["at"] == i:
+                if item.get("at") == i or item.get("after") == i - start:
                     act(item)
             time.sleep(CONF.get("step_s", 0.02))
         with done.open("a") as f:
             f.write(f"{CYCLE}:{i} ")
     for item in mine:
-        if item["at"] == "end":
+        if item.get("at") == "end":
             act(item)
     print(f"rank {RANK} is done")
 
