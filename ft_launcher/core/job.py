@@ -288,9 +288,16 @@ class JobMachine:
 
     def _start(self, placement: Placement, master: Address) -> list[JobAction]:
         cycle = self.state.cycle + 1
-        agents = {n: self.roster.nodes[n].incarnation for n in placement.nodes}
+        agents = [self.roster.nodes[n] for n in placement.nodes]
         self._become(
-            phase=Phase.RUNNING, cycle=cycle, placement=placement, master=master, lost={}, incarnations=agents, reason=f"cycle {cycle} runs"
+            phase=Phase.RUNNING,
+            cycle=cycle,
+            placement=placement,
+            master=master,
+            lost={},
+            incarnations={a.node_id: a.incarnation for a in agents},
+            addresses={a.node_id: a.address for a in agents},
+            reason=f"cycle {cycle} runs",
         )
         self._run = Run(self._now, self._now)
         self.roster.arrivals.clear()

@@ -62,6 +62,8 @@ Finding = Probe | Lost | Kept
 class _Member:
     leased: bool = True
     broken: bool = False
+    met: bool = False
+    refused_by: set[str] = field(default_factory=set)
     suspect_since: float | None = None
     quiet_since: float | None = None
     asked_at: float | None = None
@@ -80,8 +82,9 @@ class Membership:
     def joined(self, now: float, node_id: str) -> list[Finding]:
         """The node is registered and has a lease (again)."""
         known = self._members.get(node_id)
-        self._members[node_id] = _Member(broken=known.broken if known is not None else False)
-        return [Probe(node_id)] if known is not None and known.broken else []
+        fresh = _Member() if known is None else _Member(broken=known.broken, met=known.met)
+        self._members[node_id] = fresh
+        return [Probe(node_id)] if fresh.broken else []
 
     def left(self, node_id: str) -> None:
         """The node is not watched any more: declared lost, or drained."""
@@ -122,16 +125,15 @@ class Membership:
         if self._step_began_at is None or began_at > self._step_began_at:
             self._step_began_at = began_at
 
-    def replied(self, now: float, node_id: str, reply: Reply) -> list[Finding]:
-        """What an attempt to reach the node gave; any answer outweighs all silence."""
+    def replied(self, now: float, node_id: str, reply: Reply, witness: str = "self") -> list[Finding]:
+        """What an attempt to reach the node gave; any answer outweighs all silence. `witness`: who tried, this controller or another agent for it."""
         member = self._members.get(node_id)
         if member is None:
             return []
         if reply is Reply.ANSWERED:
             return self._answered(now, node_id, member)
         if reply is Reply.REFUSED:
-            why = "its connection closed and" if member.broken else "its lease ended and"
-            return self._lose(node_id, f"{why} its address refuses a new one: the agent process is gone")
+            return self._refused(now, node_id, member, witness)
         if member.quiet_since is None:
             member.quiet_since = member.asked_at if member.asked_at is not None else now
         return self._weigh(now, node_id, member)
@@ -152,8 +154,22 @@ class Membership:
 
     # -- judgement ------------------------------------------------------------------------------------------------------------------------
 
+    def _refused(self, now: float, node_id: str, member: _Member, witness: str) -> list[Finding]:
+        """Nobody listens there. Proof, unless this controller has never reached the node and it has a lease: then a firewall could say the same to us alone."""
+        if member.broken or not member.leased:
+            why = "its connection closed and" if member.broken else "its lease ended and"
+            return self._lose(node_id, f"{why} its address refuses a new one: the agent process is gone")
+        if member.met:
+            return []
+        first = not member.refused_by
+        member.refused_by.add(witness)
+        if len(member.refused_by) > 1:
+            return self._lose(node_id, "it is registered, but its address refuses connections from two nodes: the agent process is gone")
+        return self._ask(now, node_id, member) if first else []
+
     def _answered(self, now: float, node_id: str, member: _Member) -> list[Finding]:
-        member.broken = False
+        member.broken, member.met = False, True
+        member.refused_by.clear()
         member.quiet_since, member.asked_at = None, now
         if member.suspect_since is None:
             return []

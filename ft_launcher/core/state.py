@@ -111,8 +111,8 @@ class Budgets:
 class JobState:
     """One value of the `job` key. `cycle` is the running or the last one (NO_CYCLE before the first); `master` is the store its ranks meet in.
 
-    `stop_signal` is set while draining. `lost` are nodes declared lost since the cycle started; `incarnations` the agents that
-    the placed nodes had when it did; `ruled_out` the agents (node: incarnation) that get no ranks any more. `reason`: why the job is in this phase, one sentence.
+    `stop_signal` is set while draining. `lost` are nodes declared lost since the cycle started; `incarnations` and
+    `addresses` say which agents the placed nodes had when it did, and where; `ruled_out` the agents (node: incarnation) that get no ranks any more. `reason`: why the job is in this phase, one sentence.
     """
 
     run_id: str
@@ -126,6 +126,7 @@ class JobState:
     stop_signal: int | None = None
     finished: bool = False
     incarnations: Mapping[str, str] = field(default_factory=dict)
+    addresses: Mapping[str, str] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
     ruled_out: Mapping[str, str] = field(default_factory=dict)
     budgets: Budgets = field(default_factory=Budgets)
@@ -148,6 +149,7 @@ class JobState:
             "stop_signal": self.stop_signal,
             "finished": self.finished,
             "incarnations": dict(self.incarnations),
+            "addresses": dict(self.addresses),
             "lost": dict(self.lost),
             "ruled_out": dict(self.ruled_out),
             "budgets": self.budgets.to_json(),

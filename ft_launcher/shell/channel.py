@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -67,14 +68,13 @@ class ChannelServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self.controller_gone: Callable[[], None] | None = None
 
-    def use(self, identity: Identity) -> None:
-        """From now on this is who we are: the secret is known only after joining, and until then nobody is let in."""
-        self._identity = identity
-
-    async def listen(self, host: str, port: int = 0) -> int:
-        """Listen; returns the port. OSError when the address is not this machine's or the port is taken."""
-        self._server = await asyncio.start_server(self._serve, host or None, port, limit=LINE_BYTES)
-        return int(self._server.sockets[0].getsockname()[1])
+    async def listen(self, port: int = 0) -> int:
+        """Listen on all interfaces, IPv4 and IPv6, at one and the same port; returns it. OSError when it is taken."""
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        listener = socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=1024)
+        self._server = await asyncio.start_server(self._serve, sock=listener, limit=LINE_BYTES)
+        return int(listener.getsockname()[1])
 
     def tell(self, body: Body) -> None:
         """Send to the controller, if one is connected; a peer that does not read loses the connection, never delays us."""
@@ -88,7 +88,7 @@ class ChannelServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, ValueError, asyncio.TimeoutError, asyncio.LimitOverrunError):
             hello = await asyncio.wait_for(_read(reader), HELLO_S)
-            if hello is None or not self._identity.secret or not hmac.compare_digest(str(hello.get("secret", "")), self._identity.secret):
+            if hello is None or not hmac.compare_digest(str(hello.get("secret", "")), self._identity.secret):
                 writer.close()
                 return
             writer.write(_encode({"node": self._identity.node_id, "incarnation": self._identity.incarnation}))

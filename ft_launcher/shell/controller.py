@@ -69,6 +69,9 @@ class Neighbours(Protocol):
     def unregistered(self, node_id: str) -> None:
         """It is there no more."""
 
+    def missing(self, node: NodeInfo) -> None:
+        """It holds ranks and was not there when this controller began."""
+
     def stepped(self, began_ago_s: float) -> None:
         """A step that was begun so long ago has been completed."""
 
@@ -145,6 +148,19 @@ class Controller:
             for found in listing.entries:
                 self._on_change(Change(found.key, found, found.modified))
             self._watching.append(asyncio.create_task(self._watch(prefix, listing)))
+            if prefix == keys.nodes:
+                self._look_for_missing(known, {entry.key for entry in listing.entries})
+
+    def _look_for_missing(self, job: JobState, registered: set[str]) -> None:
+        """Nodes that hold ranks and have no registration: nobody else will ever speak of them."""
+        for node_id in job.placement.nodes if job.placement is not None and job.phase is not Phase.DONE else ():
+            if self._job.keys.node(node_id) in registered or node_id in job.lost:
+                continue
+            if self._neighbours is None:
+                self.offer(NodeLost(node_id, "it is not registered"))
+            else:
+                address, agent = job.addresses.get(node_id, ""), job.incarnations.get(node_id, "")
+                self._neighbours.missing(NodeInfo(node_id, address, self._job.options.nproc, job.generation, incarnation=agent))
 
     async def _watch(self, prefix: str, listing: Listing) -> None:
         """A watch that fails or ends must be an error, never a silence. After a reset, what is not listed is gone."""

@@ -66,6 +66,7 @@ class _Trouble:
     """What one call has met so far."""
 
     began_s: float
+    asked_s: float = 0.0
     sent: int = 0
     logins: int = 0
     pause_s: float = BACKOFF_S[0]
@@ -111,6 +112,7 @@ class Calls:
             self.check()
             metadata = await self.metadata()
             token, endpoint, asked_s = self._token, self.endpoint, boottime_s()
+            trouble.asked_s = asked_s
             try:
                 response = await self._attempt(endpoint, pick, request, DEADLINE_S, metadata)
             except aio.AioRpcError as error:
@@ -141,6 +143,7 @@ class Calls:
         while True:
             self.check()
             endpoint, asked_s = self.endpoint, boottime_s()
+            trouble.asked_s = asked_s
             try:
                 response = await self._attempt(endpoint, _authenticate, request, LOGIN_S, (LEADER,))
             except aio.AioRpcError as error:
@@ -165,7 +168,7 @@ class Calls:
         trouble.sent += 1
         trouble.slow |= error.code() is StatusCode.DEADLINE_EXCEEDED
         trouble.tried.add(endpoint.name)
-        self.failed(endpoint, timed_out=error.code() is StatusCode.DEADLINE_EXCEEDED)
+        self.failed(endpoint, trouble.asked_s, timed_out=error.code() is StatusCode.DEADLINE_EXCEEDED)
         waited_s = boottime_s() - trouble.began_s
         if waited_s >= self._options.timeout_s:
             raise self.unreachable(endpoint, error)
@@ -180,9 +183,9 @@ class Calls:
         await self.pause(min(left_s, trouble.pause_s))
         trouble.pause_s = min(BACKOFF_S[1], 2 * trouble.pause_s)
 
-    def failed(self, endpoint: Endpoint, *, timed_out: bool) -> None:
-        """A call or a stream failed there: whoever uses that endpoint moves to the next one."""
-        endpoint.failed(timed_out)
+    def failed(self, endpoint: Endpoint, asked_s: float, *, timed_out: bool) -> None:
+        """A call (made at `asked_s`) or a stream failed there: whoever uses that endpoint moves to the next one."""
+        endpoint.failed(asked_s, boottime_s(), timed_out)
         if endpoint is self.endpoint:
             self._current = (self._current + 1) % len(self._endpoints)
         self.health.failed(boottime_s())

@@ -78,6 +78,7 @@ class Endpoint:
         self._options = options
         self._line: Line | None = None
         self._strikes = 0
+        self._struck_s = 0.0
         self._streams: set[Any] = set()
         self._lingering: dict[asyncio.Task[None], aio.Channel] = {}
 
@@ -109,14 +110,25 @@ class Endpoint:
         """A call was answered: the connection is good."""
         self._strikes = 0
 
-    def failed(self, timed_out: bool) -> None:
-        """A call failed: no watch may rely on this endpoint, and after STRIKES timeouts the next call gets a new connection."""
+    def failed(self, asked_s: float, now_s: float, timed_out: bool) -> None:
+        """A call made at `asked_s` failed: no watch may rely on this endpoint, and after STRIKES timeouts the next call gets a new connection.
+
+        Calls that were under way together and time out together are one strike.
+        """
         for call in self._streams:
             call.cancel()
         self._streams.clear()
-        self._strikes = self._strikes + 1 if timed_out else 0
-        if self._strikes >= STRIKES and self._line is not None:
+        if not timed_out:
             self._strikes = 0
+        elif asked_s >= self._struck_s:
+            self._strikes, self._struck_s = self._strikes + 1, now_s
+        if self._strikes >= STRIKES:
+            self._strikes = 0
+            self._replace()
+
+    def _replace(self) -> None:
+        """Hang up, once what is under way has had its time."""
+        if self._line is not None:
             task = asyncio.create_task(self._line.channel.close(LINGER_S))
             self._lingering[task] = self._line.channel
             task.add_done_callback(lambda done: self._lingering.pop(done, None))

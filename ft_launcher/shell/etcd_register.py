@@ -131,7 +131,7 @@ def _guarded(register: _Register, mark: bytes, compares: Sequence[Any], operatio
     untouched = (transactions.Mod(register.key) == register.revision).build_message()
     marked = pb.RequestOp(request_put=pb.PutRequest(key=register.key, value=mark))
     look = pb.RequestOp(request_range=pb.RangeRequest(key=register.key))
-    return pb.TxnRequest(compare=[*compares], success=[*operations, marked], failure=[look])
+    return pb.TxnRequest(compare=[*compares, untouched], success=[*operations, marked], failure=[look])
 
 
 def _txn(line: Line) -> Method:

@@ -82,6 +82,7 @@ class Watch:
         self._lost_s: float | None = None
         self._endpoint = calls.endpoint
         self._stream: Any = None
+        self._asked_s = 0.0
 
     async def changes(self) -> AsyncGenerator[Changes, None]:
         """See Store.watch. Ends when the store is closed; raises PlatformError (69) when nothing can be watched for `timeout_s`."""
@@ -134,14 +135,14 @@ class Watch:
         self._calls.check()
         metadata = await self._calls.metadata()
         self._endpoint = self._calls.endpoint
-        self._stream = self._endpoint.stream(metadata)
+        self._stream, self._asked_s = self._endpoint.stream(metadata), boottime_s()
         key, end = self._scope.interval()
         request = pb.WatchRequest(create_request=pb.WatchCreateRequest(key=key, range_end=end, start_revision=self._position))
         try:
             async with asyncio.timeout(self._calls.patience_s):
                 response = await self._read(request)
         except TimeoutError:
-            self._calls.failed(self._endpoint, timed_out=True)
+            self._calls.failed(self._endpoint, self._asked_s, timed_out=True)
             return None
         if response is not None and response.header.revision < self._position - 1:
             await self._check_history()
@@ -159,7 +160,7 @@ class Watch:
                 await self._stream.write(request)
             response = await self._stream.read()
         except aio.AioRpcError:
-            self._calls.failed(self._endpoint, timed_out=False)
+            self._calls.failed(self._endpoint, self._asked_s, timed_out=False)
             return None
         except asyncio.InvalidStateError:
             return None

@@ -26,11 +26,10 @@ MARGIN_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """This agent is part of a generation: registered under its node id, bound to a lease. `secret` opens the channel to other agents."""
+    """This agent is part of a generation: registered under its node id, bound to a lease."""
 
     generation: int
     lease: int
-    secret: str
 
 
 class FinishedError(Exception):
@@ -70,7 +69,6 @@ class Joiner:
 
     async def join(self, info: Callable[[int], NodeInfo]) -> Joined:
         """Register `info(generation)`. Raises ConfigError (another job, or the node id is in use), FinishedError, PlatformError (the store)."""
-        secret = await self._secret()
         await self._wait_for_own_id()
         generation = await self._generation()
         while True:
@@ -81,16 +79,17 @@ class Joiner:
                 Delete(self._keys.report(self._config.node_id)),
             ]
             if (await self._store.transact([Created(key, 0)], put)).succeeded:
-                return Joined(generation, lease, secret)
+                return Joined(generation, lease)
             await self._store.revoke(lease)
             await self._wait_for_own_id()
 
-    async def _secret(self) -> str:
+    async def secret(self) -> str:
+        """What opens the channel between the agents of this run; made by the first of them."""
         key = self._keys.secret
         await self._store.transact([Created(key, 0)], [Put(key, secrets.token_hex(16))])
         entry = await self._store.get(key)
         if entry is None:
-            return await self._secret()
+            return await self.secret()
         return entry.value
 
     async def _wait_for_own_id(self) -> None:

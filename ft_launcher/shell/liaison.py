@@ -52,6 +52,11 @@ class Liaison:
             self._hang_up(node.node_id)
             self._lines[node.node_id] = Line(node.node_id, node.address, self._identity, self._on_body, self._on_state)
 
+    def missing(self, node: NodeInfo) -> None:
+        """The node holds ranks but is not in the store: a controller that takes over has to find out whether it is still there."""
+        self.registered(node)
+        self.unregistered(node.node_id)
+
     def unregistered(self, node_id: str) -> None:
         """Its registration has vanished."""
         self._act(self._members.lease_gone(self._now(), node_id))
@@ -83,7 +88,7 @@ class Liaison:
         """A connection came up, an attempt failed, or (None) it was closed by the other side."""
         if reply is None:
             self._act(self._members.disconnected(self._now(), node_id))
-        elif reply is not Reply.REFUSED or node_id in self._members.suspects():
+        else:
             self._act(self._members.replied(self._now(), node_id, reply))
 
     def _on_body(self, node_id: str, body: Body) -> None:
@@ -95,7 +100,7 @@ class Liaison:
                 self.stepped(ago_s)
                 self._outward.offer(ProgressSeen(node_id, int(cycle), iteration, int(min_steps), ago_s))
             elif "reached" in body:
-                self._act(self._members.replied(self._now(), str(body["reached"]), Reply(body["reply"])))
+                self._act(self._members.replied(self._now(), str(body["reached"]), Reply(body["reply"]), witness=node_id))
 
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
@@ -118,20 +123,20 @@ class Liaison:
         self._outward.offer(NodeLost(finding.node_id, finding.reason))
 
     def _probe(self, node_id: str) -> None:
-        """From here, and from one other agent that is connected."""
+        """From here, and from one other agent that is connected; where there is none, what we see has to do."""
         node = self._nodes.get(node_id)
         if node is None:
             return
-        task = asyncio.create_task(self._reach(node))
+        asked = any(line.send({"reach": node_id, "address": node.address}) for other, line in self._lines.items() if other != node_id)
+        task = asyncio.create_task(self._reach(node, alone=not asked))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        for other, line in self._lines.items():
-            if other != node_id and line.send({"reach": node_id, "address": node.address}):
-                break
 
-    async def _reach(self, node: NodeInfo) -> None:
+    async def _reach(self, node: NodeInfo, alone: bool) -> None:
         reply = await reach(node.address, node.node_id, self._identity, PROBE_S)
         self._act(self._members.replied(self._now(), node.node_id, reply))
+        if alone and reply is Reply.REFUSED:
+            self._act(self._members.replied(self._now(), node.node_id, reply, witness="nobody else"))
 
     def _hang_up(self, node_id: str) -> None:
         line = self._lines.pop(node_id, None)

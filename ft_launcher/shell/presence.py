@@ -134,18 +134,17 @@ class Shared:
         wanted, port = _wanted_address(self._config.node_addr)
         self.host = wanted or _own_address(self._config.store.endpoints)
         _check_resolves(self.host, given=wanted is not None)
-        secret_of = Joiner(self.store, self.keys, self._config, spec_of(self._config, environ), self._say)
+        joiner = Joiner(self.store, self.keys, self._config, spec_of(self._config, environ), self._say)
+        self._identity = replace(self._identity, secret=await joiner.secret())
         self._server = ChannelServer(self._identity, self._on_request)
         try:
-            self._address = join_address(self.host, await self._server.listen("", port))
+            self._address = join_address(self.host, await self._server.listen(port))
         except OSError as error:
             raise ConfigError(
                 f"--node-addr {self._config.node_addr}: cannot listen there ({error.strerror or error}); choose another port"
             ) from None
-        joined = await secret_of.join(lambda generation: self._info(generation))
+        joined = await joiner.join(self._info)
         self.generation, self._lease = joined.generation, joined.lease
-        self._identity = replace(self._identity, secret=joined.secret)
-        self._server.use(self._identity)
 
     def _info(self, generation: int) -> NodeInfo:
         return node_info(self._config, self._address, generation, self.incarnation)
