@@ -9,7 +9,19 @@ from typing import Any
 import pytest
 
 from ft_launcher.core import node as node_module
-from ft_launcher.core.actions import KillRanks, Leave, NodeAction, OpenStandby, ReadErrors, Reap, Report, SetGrace, SignalRanks, StartRanks, StartZygote
+from ft_launcher.core.actions import (
+    KillRanks,
+    Leave,
+    NodeAction,
+    OpenStandby,
+    ReadErrors,
+    Reap,
+    Report,
+    SetGrace,
+    SignalRanks,
+    StartRanks,
+    StartZygote,
+)
 from ft_launcher.core.events import (
     ErrorsRead,
     ExceptionStamped,

@@ -26,7 +26,9 @@ class Launch:
         self.out, self.err = folder / "stdout.txt", folder / "stderr.txt"
         command = [sys.executable, "-m", "ft_launcher", *options, *script]
         with self.out.open("ab") as out, self.err.open("ab") as err:
-            self.process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env={**os.environ, **(env or {})})
+            self.process = subprocess.Popen(
+                command, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env={**os.environ, **(env or {})}
+            )
 
     @property
     def run_folder(self) -> Path:

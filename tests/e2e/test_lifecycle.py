@@ -46,7 +46,9 @@ def test_a_killed_rank_is_noticed_all_restart_in_place_and_the_job_finishes(laun
 
 def test_the_environment_of_a_rank(launch: Launcher, tmp_path: Path) -> None:
     script = tmp_path / "show.py"
-    script.write_text("import json, os\nprint(json.dumps(dict(os.environ)))\nif os.environ['FT_CYCLE'] == '0' and os.environ['RANK'] == '3': os._exit(3)\n")
+    script.write_text(
+        "import json, os\nprint(json.dumps(dict(os.environ)))\nif os.environ['FT_CYCLE'] == '0' and os.environ['RANK'] == '3': os._exit(3)\n"
+    )
     job = launch("--run-id", "job-7", script=[str(script)])
     assert job.wait() == 0, job.said()
     logs = [job.run_folder / f"cycle_000{cycle}" / "rank_00003.log" for cycle in (0, 1)]
@@ -98,7 +100,13 @@ def test_no_progress_is_93(launch: Launcher) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["import nothing_of_this_name\n", "def f(:\n", "open('/nowhere/at/all')\n", "import argparse; argparse.ArgumentParser().parse_args(['--x'])\n"]
+    "text",
+    [
+        "import nothing_of_this_name\n",
+        "def f(:\n",
+        "open('/nowhere/at/all')\n",
+        "import argparse; argparse.ArgumentParser().parse_args(['--x'])\n",
+    ],
 )
 def test_a_bad_start_burns_no_restarts(launch: Launcher, tmp_path: Path, text: str) -> None:
     script = tmp_path / "bad.py"
@@ -132,7 +140,15 @@ def test_hang_action_log_only_says_it(launch: Launcher) -> None:
 
 
 def test_without_a_client_silence_is_no_hang(launch: Launcher) -> None:
-    job = launch("--timeouts", "setup=0.5,step=0.5", "--out-of-section", "0.5", client=False, steps=3, plan=[{"rank": 1, "at": 1, "do": "sleep", "value": 2}])
+    job = launch(
+        "--timeouts",
+        "setup=0.5,step=0.5",
+        "--out-of-section",
+        "0.5",
+        client=False,
+        steps=3,
+        plan=[{"rank": 1, "at": 1, "do": "sleep", "value": 2}],
+    )
     assert job.wait() == 0, job.said()
 
 
@@ -171,7 +187,11 @@ def test_other_signals_are_forwarded_once_to_each_rank(launch: Launcher, marks: 
 
 
 def test_children_of_ranks_do_not_survive_a_cycle(launch: Launcher, marks: Path) -> None:
-    job = launch(resume=True, steps=20, plan=[{"rank": 1, "cycle": 0, "at": 3, "do": "orphans"}, {"rank": 0, "cycle": 0, "at": 19, "do": "exit", "value": 4}])
+    job = launch(
+        resume=True,
+        steps=20,
+        plan=[{"rank": 1, "cycle": 0, "at": 3, "do": "orphans"}, {"rank": 0, "cycle": 0, "at": 19, "do": "exit", "value": 4}],
+    )
     job.wait_mark(marks, "begin.1.1")
     orphans = [int(p.suffix[1:]) for p in marks.glob("orphan.*")]
     assert len(orphans) == 3

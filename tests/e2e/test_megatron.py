@@ -26,7 +26,18 @@ SIZES += ["--global-batch-size", "4", "--hidden-dropout", "0.1", "--eval-interva
 
 def train(launch: Launcher, tmp_path: Path, name: str, *options: str) -> Launch:
     save, log = tmp_path / f"{name}-save", tmp_path / f"{name}.jsonl"
-    script = [str(EXAMPLE / "train.py"), *SIZES, "--train-iters", str(ITERS), "--save", str(save), "--save-interval", "4", "--log", str(log)]
+    script = [
+        str(EXAMPLE / "train.py"),
+        *SIZES,
+        "--train-iters",
+        str(ITERS),
+        "--save",
+        str(save),
+        "--save-interval",
+        "4",
+        "--log",
+        str(log),
+    ]
     return launch(
         "--nproc-per-node", "4", "--tp", "2", "--pp", "2", "--preload", PRELOAD, "--tee", "none", *options,
         script=script, env={"GLOO_SOCKET_IFNAME": "lo"},
