@@ -59,8 +59,8 @@ def _register_stacks(page: RankPage) -> None:
 
 def _is_taken(number: int) -> bool:
     """Whether anything in this process, Python or not, catches or ignores the signal."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-        masks = [int(line.split()[1], 16) for line in status if line.startswith(("SigIgn:", "SigCgt:"))]
+    with open("/proc/self/status", "rb") as status:  # as bytes: text would import a codec in every rank
+        masks = [int(line.split()[1], 16) for line in status if line.startswith((b"SigIgn:", b"SigCgt:"))]
     return any(mask >> (number - 1) & 1 for mask in masks)
 
 

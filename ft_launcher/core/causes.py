@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ft_launcher.core.evidence import Hang, NodeReport, RankExit, RankProgress, signal_name
+from ft_launcher.core.evidence import Blame, Hang, NodeReport, RankExit, RankProgress, signal_name
 from ft_launcher.core.state import Culprit, JobState, Options
 from ft_launcher.core.topology import Topology
 
@@ -72,6 +72,13 @@ class Evidence:
         """Confirmed hangs, the one that stood still longest first."""
         found = [(r.node_id, h) for r in self.reports for h in r.hangs.values()]
         return sorted(found, key=lambda pair: (-pair[1].since_s, pair[1].rank))
+
+    def blame(self) -> Blame:
+        """Whose hang it is; only to be asked when there are hangs. Without attribution: whoever stood still longest."""
+        _, first = self.hangs()[0]
+        if self.options.attribute is None:
+            return Blame(first.rank, first.reason)
+        return self.options.attribute(self.progress(), self.exits(), first.since_s, self.topology)
 
     def progress(self) -> dict[int, RankProgress]:
         """The last progress of every rank that reported one."""

@@ -163,6 +163,14 @@ class GraceExpired:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeUnfit:
+    """Somebody who can know says that this node should hold no ranks."""
+
+    cycle: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class SignalArrived:
     """The agent process has received a signal."""
 
@@ -181,5 +189,6 @@ NodeEvent = (
     | RanksReaped
     | ErrorsRead
     | GraceExpired
+    | NodeUnfit
     | SignalArrived
 )

@@ -131,6 +131,9 @@ class RankProgress:
     """Where a rank was when last looked at. `iteration` is absolute or None when the script gives none; `steps` counts completed steps of this cycle.
 
     `since_s`: how long it has been there. `client`: a monitoring client is attached. `saved`: it has completed a save that did something.
+
+    The rest is what attribution compares: `ended` counts the sections that ended, `stepping`: a `step` is open, `still_s`: how long since its last progress (else its start).
+    `state`: the kernel's letter for its process (`C` while it dumps core, empty unknown); `place`: where its stack stands in a few words (monitors.attribution_places), empty unknown.
     """
 
     iteration: int | None
@@ -139,13 +142,30 @@ class RankProgress:
     since_s: float
     client: bool
     saved: bool = False
+    ended: int = 0
+    stepping: bool = False
+    still_s: float | None = None
+    state: str = ""
+    place: str = ""
 
     def to_json(self) -> list[Any]:
-        return [self.iteration, self.steps, self.section, round(self.since_s, 3), self.client, self.saved]
+        still_s = None if self.still_s is None else round(self.still_s, 3)
+        where = [self.iteration, self.steps, self.section, round(self.since_s, 3), self.client, self.saved]
+        return [*where, self.ended, self.stepping, still_s, self.state, self.place]
 
     @classmethod
     def from_json(cls, doc: list[Any]) -> RankProgress:
         return cls(*doc)
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Whose hang it is: `rank`, or None when that cannot be told. `why`: one sentence with numbers, either way. `victims` only wait; `suspects` are left when nobody is named."""
+
+    rank: int | None
+    why: str
+    victims: tuple[int, ...] = ()
+    suspects: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

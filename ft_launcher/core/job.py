@@ -8,7 +8,7 @@ the roster of nodes and when things happened to it; it never touches a process, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ft_launcher.core.actions import Commit, JobAction, RecordDecision, RecordRecovery, Say, SetTimer
@@ -58,6 +58,8 @@ class JobMachine:
     def begin(self, now: float) -> list[JobAction]:
         """What a fresh controller does first: arm the deadlines of the phase it finds."""
         self._now, self._run = now, Run(now, now)
+        self._ended_at = now
+        self._outage_at = now if self.state.phase in (Phase.ENDING, Phase.PAUSED) else None
         waits = {
             Phase.FORMING: (Timer.JOIN, self.options.join_wait_s),
             Phase.ENDING: (Timer.REAP, self.options.reap_s),
@@ -221,12 +223,12 @@ class JobMachine:
         if self.state.phase is not Phase.ENDING or self.roster.unacknowledged(self.state):
             return []
         evidence = self._evidence()
-        decision = decide(evidence)
+        decision = with_failed_nodes(decide(evidence))
         record = self._record(evidence, decision)
         self._become(budgets=decision.budgets, reason=decision.reason)
         if decision.verdict is not None:
             return [*self._conclude(decision.verdict), record]
-        lost = dict(self.state.lost) | {n: self.state.lost.get(n, decision.reason) for n in decision.replaced}
+        lost = dict(self.state.lost) | {n: self.state.lost.get(n) or evidence.unfit().get(n) or decision.reason for n in decision.replaced}
         ruled_out = dict(self.state.ruled_out) | {
             n: self.state.incarnations.get(n, "") for n in decision.replaced if n not in self.state.lost
         }
@@ -295,6 +297,7 @@ class JobMachine:
             placement=placement,
             master=master,
             lost={},
+            finished=False,
             incarnations={a.node_id: a.incarnation for a in agents},
             addresses={a.node_id: a.address for a in agents},
             reason=f"cycle {cycle} runs",
@@ -368,9 +371,18 @@ class JobMachine:
         if event.timer not in (Timer.JOIN, Timer.SPARE_WAIT):
             return []
         waited = self.options.join_wait_s if event.timer is Timer.JOIN else self.options.spare_wait_s
+        late = {n: f"not ready {waited:g} s after the end of cycle {self.state.cycle}" for n in self.roster.late(self.state)}
+        if late and event.timer is Timer.SPARE_WAIT:
+            self._become(lost={**late, **self.state.lost})
+            if started := self._try_start():
+                return started
         have = sum(1 for n in self.roster.nodes if self.roster.ready(n, self.state))
         reason = f"not enough healthy nodes after {waited:g} s: {have} of {self.options.nodes_wanted} ready; {self.state.reason}"
         return self._conclude(Verdict(Outcome.NOT_ENOUGH_NODES, NOT_ENOUGH_NODES, reason))
+
+    def waiting(self) -> str | None:
+        """While nothing can start: who is there and who is missing, one sentence."""
+        return self.roster.missing(self.state) if self.state.phase in (Phase.FORMING, Phase.PAUSED) else None
 
     # -- what is known ------------------------------------------------------------------------------------------------------------------------
 
@@ -398,6 +410,15 @@ class JobMachine:
             raise self._story.bug("running without a placement or a store")
         if self.state.budgets.restarts > self.options.max_restarts:
             raise self._story.bug(f"{self.state.budgets.restarts} restarts, {self.options.max_restarts} allowed")
+
+
+def with_failed_nodes(decision: Decision) -> Decision:
+    """A node that was replaced has failed: should it come back, it is the spare of last resort."""
+    if not decision.replaced:
+        return decision
+    failures = dict(decision.budgets.node_failures)
+    failures |= {node: failures.get(node, 0) + 1 for node in decision.replaced}
+    return replace(decision, budgets=replace(decision.budgets, node_failures=failures))
 
 
 EDGES: dict[Phase, frozenset[Phase]] = {

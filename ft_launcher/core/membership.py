@@ -212,7 +212,7 @@ class Membership:
         return len(self._members) > 1 and all(not m.leased for m in self._members.values())
 
     def _due(self, now: float, member: _Member) -> bool:
-        doubtful = member.suspect_since is not None or member.broken
+        doubtful = member.suspect_since is not None or member.broken or bool(member.refused_by)
         return doubtful and (member.asked_at is None or now - member.asked_at >= self.rules.probe_every_s)
 
     def _ask(self, now: float, node_id: str, member: _Member) -> list[Finding]:

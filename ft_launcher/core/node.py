@@ -32,6 +32,7 @@ from ft_launcher.core.events import (
     HangFound,
     JobChanged,
     NodeEvent,
+    NodeUnfit,
     RankEnded,
     RanksReaped,
     RanksStarted,
@@ -40,17 +41,20 @@ from ft_launcher.core.events import (
     ZygoteDied,
     ZygoteStarted,
 )
-from ft_launcher.core.evidence import NO_CYCLE, NodeReport, RankExit
+from ft_launcher.core.evidence import NO_CYCLE, NodeReport, RankExit, signal_name
 from ft_launcher.core.machine import IGNORE, IMPOSSIBLE, Story, total
 from ft_launcher.core.state import JobState, Phase
 
 SIGKILL = 9
+SIGTERM = 15
 STOP_SIGNALS = frozenset({1, 2, 15})
 """HUP, INT and TERM ask for the end; every other signal that the agent catches is only forwarded."""
 MAX_ZYGOTE_STARTS = 4
 """A zygote that died this often without ever becoming ready makes the node unfit."""
 SIMULTANEOUS_NS = 20_000_000
 """A process's sockets close up to this long before its parent hears of its death (measured: about 10 ms with 400 MB mapped), so peers may fail 'first'."""
+UNKILLABLE_S = 10.0
+"""A rank that has not ended so long after its SIGKILL hangs in the kernel (a driver, a file system): its node cannot be cleared."""
 STANDBY_DELAY_S = 1.0
 """A fresh standby store is opened this long after a start, out of the way of the ranks' own start-up."""
 
@@ -94,6 +98,7 @@ class NodeMachine:
         self._zygote_ready = False
         self._zygote_starts = 1
         self._killed: set[int] = set()
+        self._asked: set[int] = set()
         self._stamps: dict[int, ExceptionStamped] = {}
         self._errors_awaited = False
         self._reap_asked = False
@@ -119,8 +124,8 @@ class NodeMachine:
     # -- the job says -------------------------------------------------------------------------------------------------------------
 
     def on_job(self, event: JobChanged) -> list[NodeAction]:
-        """Follow a newer job state; older revisions and other generations change nothing."""
-        if event.revision <= self._revision or event.job.generation != self.options.generation:
+        """Follow a newer job state; older revisions and generations change nothing."""
+        if event.revision <= self._revision or event.job.generation < self.options.generation:
             return []
         self._revision, self.job = event.revision, event.job
         return self._follow()
@@ -134,13 +139,31 @@ class NodeMachine:
             return self._follow_running(job)
         if self.phase is NodePhase.STOPPING:
             return []
+        if job.generation > self.options.generation:
+            self._become(NodePhase.LEFT)
+            return [
+                Say(f"run {job.run_id} was launched anew (generation {job.generation}) while this node was away: leaving", "warning"),
+                Leave(0),
+            ]
         if job.phase is Phase.DONE:
             return self._leave(job)
-        if job.phase is Phase.RUNNING and job.cycle > self.cycle and self._my_ranks(job) and self._zygote_ready:
-            return self._start(job)
-        return []
+        if job.cycle <= self.cycle or not self._my_ranks(job):
+            return []
+        if job.phase is not Phase.RUNNING or self.report.unfit is not None:
+            return self._skip(job)
+        if job.placement is not None and job.placement.nodes[0] == self.options.node_id and job.master != self.report.standby:
+            return self._skip(job, platform_fault=f"the store of cycle {job.cycle} ended before the cycle began")
+        return self._start(job) if self._zygote_ready else []
+
+    def _skip(self, job: JobState, **found: Any) -> list[NodeAction]:
+        """Answer for a cycle that was never started here: there is nothing to clear."""
+        self.cycle = job.cycle
+        nothing = {"started": False, "exits": {}, "hangs": {}, "progress": {}, "platform_fault": None, "reap_s": 0.0}
+        return self._say(cycle=job.cycle, reaped=True, **{**nothing, **found})
 
     def _follow_running(self, job: JobState) -> list[NodeAction]:
+        if job.generation > self.options.generation:
+            return self._stop()
         if job.cycle == self.cycle and job.phase is Phase.RUNNING:
             return []
         if job.cycle == self.cycle and job.phase is Phase.DRAINING and job.stop_signal is not None:
@@ -170,7 +193,7 @@ class NodeMachine:
         self._become(NodePhase.RUNNING)
         self.cycle = job.cycle
         self.alive = set(self._my_ranks(job))
-        self._killed, self._stamps = set(), {}
+        self._killed, self._asked, self._stamps = set(), set(), {}
         self._errors_awaited = self._reap_asked = False
         self._forwarded = None
         actions: list[NodeAction] = [StartRanks(job)]
@@ -212,7 +235,7 @@ class NodeMachine:
             signal=event.signal,
             failed_ns=stamp.at_ns if stamp and event.code else event.at_ns,
             order=len(self.report.exits),
-            ended=event.rank in self._killed and event.signal == SIGKILL,
+            ended=(event.rank in self._killed and event.signal == SIGKILL) or (event.rank in self._asked and event.signal == SIGTERM),
             core_dumped=event.core_dumped,
             stamp=stamp.text if stamp and event.code else None,
         )
@@ -227,6 +250,10 @@ class NodeMachine:
             return []
         return self._say(hangs={**self.report.hangs, event.hang.rank: event.hang})
 
+    def on_unfit(self, event: NodeUnfit) -> list[NodeAction]:
+        """A spare is to take this node's place: the controller ends the cycle."""
+        return self._say(unfit=event.reason)
+
     # -- the end of a cycle ---------------------------------------------------------------------------------------------------------
 
     def _stop(self) -> list[NodeAction]:
@@ -234,11 +261,13 @@ class NodeMachine:
         self._become(NodePhase.STOPPING)
         grace_s = self.options.survivor_grace_s
         spared = set(self.alive) if grace_s > 0 else self._first_to_fail()
-        grace_s = max(grace_s, self.options.error_grace_s if spared else 0.0)
+        grace_s = max(grace_s, self.options.error_grace_s) if spared else UNKILLABLE_S
         actions = self._kill(self.alive - spared)
         if spared:
             if self.options.survivor_grace_s > 0:
+                self._asked.update(spared)
                 actions.append(SignalRanks(self.cycle, 15, sorted(spared)))
+        if self.alive:
             actions.append(SetGrace(self.cycle, grace_s))
         if self.report.standby is None:
             actions.append(OpenStandby(0.0))
@@ -256,8 +285,14 @@ class NodeMachine:
         return [KillRanks(self.cycle, doomed)] if doomed else []
 
     def on_grace(self, event: GraceExpired) -> list[NodeAction]:
-        """Time is up for everybody who is left."""
-        return self._kill(self.alive)
+        """Time is up for everybody who is left. Who was killed long ago and is still there cannot be: the reaping will name it."""
+        fresh = self.alive - self._killed
+        if fresh:
+            return [*self._kill(fresh), SetGrace(self.cycle, UNKILLABLE_S)]
+        if self.alive and not self._reap_asked:
+            self.alive = set()
+            return self._reap_when_empty()
+        return []
 
     def _reap_when_empty(self) -> list[NodeAction]:
         if self.alive or self._reap_asked:
@@ -311,7 +346,7 @@ class NodeMachine:
         self._zygote_starts += 1
         if self._zygote_starts > MAX_ZYGOTE_STARTS:
             self.report = replace(self.report, unfit=f"the zygote does not start: {reason}")
-            return [Say(f"node {self.options.node_id} is unfit: {self.report.unfit}", "error")]
+            return [Say(f"node {self.options.node_id} is unfit: {self.report.unfit}", "error"), *self._follow()]
         return [StartZygote(reason)]
 
     def on_standby(self, event: StandbyOpened) -> list[NodeAction]:
@@ -322,11 +357,19 @@ class NodeMachine:
 
     def on_signal(self, event: SignalArrived) -> list[NodeAction]:
         """Stop signals are the controller's to weigh; the others go to each rank's own process, once."""
+        if event.signal in STOP_SIGNALS and self._spare():
+            self._become(NodePhase.LEFT)
+            return [Say(f"{signal_name(event.signal)}: node {self.options.node_id} holds no ranks and leaves; the job goes on"), Leave(0)]
         if event.signal in STOP_SIGNALS:
             return self._say(signals=(*self.report.signals, event.signal))
         if event.signal in self.options.forward_signals and self.alive and self.phase is NodePhase.RUNNING:
             return [SignalRanks(self.cycle, event.signal, sorted(self.alive))]
         return []
+
+    def _spare(self) -> bool:
+        """The job has been given its nodes, and this is none of them."""
+        job = self.job
+        return self.phase is NodePhase.IDLE and job is not None and job.placement is not None and not self._my_ranks(job)
 
     def _say(self, **changes: Any) -> list[NodeAction]:
         self.report = replace(self.report, **changes, sequence=self.report.sequence + 1)
@@ -368,6 +411,7 @@ TRANSITIONS = total(
         RanksStarted: _while_live("on_started"),
         ExceptionStamped: _while_live("on_stamp"),
         RankEnded: _while_live("on_ended"),
+        NodeUnfit: _while_live("on_unfit"),
         HangFound: {NodePhase.IDLE: IGNORE, NodePhase.RUNNING: "on_hang", NodePhase.STOPPING: IGNORE, NodePhase.LEFT: IGNORE},
         RanksReaped: _only_stopping("on_reaped"),
         ErrorsRead: _only_stopping("on_errors"),

@@ -162,7 +162,7 @@ def finished(evidence: Evidence, budgets: Budgets) -> Decision | None:
 def platform(evidence: Evidence, budgets: Budgets) -> Decision | None:
     """The launcher's own processes failed while no rank had: restart, within a bound of its own; beyond it the node counts as unfit."""
     faults = evidence.platform_faults()
-    if not faults or evidence.failures() or evidence.hangs():
+    if not faults or any(not f.victim for f in evidence.failures()) or evidence.hangs():
         return None
     node, why = min(faults.items())
     used = budgets.platform + 1
@@ -185,8 +185,8 @@ def no_progress(evidence: Evidence, budgets: Budgets) -> Decision | None:
         first, last, culprit = found
         said, cause = f"; last: {last}", cause_word(first)
     elif evidence.hangs():
-        _, hang = evidence.hangs()[0]
-        said, culprit = f"; last: {hang.reason}", evidence.culprit(hang.rank, hang.reason)
+        hung, culprit = _hang(evidence)
+        said = f"; last: {hung}"
     reason = f"no progress: {budgets.stuck_cycles} cycles in a row without going beyond {best}{said}"
     record = first_cause(evidence, found[0] if found else None, cause, culprit)
     return Decision(Do.STOP, 7, "no progress", reason, budgets, Verdict(Outcome.NO_PROGRESS, NO_PROGRESS, reason, record), culprit)
@@ -206,12 +206,13 @@ def bad_start(evidence: Evidence, budgets: Budgets) -> Decision | None:
     return Decision(Do.STOP, 8, "bad start", reason, budgets, verdict, culprit)
 
 
-def _charged(evidence: Evidence, budgets: Budgets, cause: str, rule: int, found: tuple[Failure | None, str, Culprit]) -> Decision:
+def _charged(evidence: Evidence, budgets: Budgets, cause: str, rule: int, found: tuple[Failure | None, str, Culprit | None]) -> Decision:
     """Restart in place, or stop when `--max-restarts` is used up."""
     failure, said, culprit = found
     used, limit = budgets.restarts + 1, evidence.options.max_restarts
-    by_node = {**budgets.node_failures, culprit.node: budgets.node_failures.get(culprit.node, 0) + 1}
-    budgets = replace(budgets, node_failures=by_node)
+    if culprit is not None:
+        by_node = {**budgets.node_failures, culprit.node: budgets.node_failures.get(culprit.node, 0) + 1}
+        budgets = replace(budgets, node_failures=by_node)
     if used > limit:
         reason = f"{said}; --max-restarts {limit} {'is' if limit == 1 else 'are'} used up"
         code = exit_code_of(failure.exit) if failure else 1
@@ -223,14 +224,22 @@ def _charged(evidence: Evidence, budgets: Budgets, cause: str, rule: int, found:
 
 
 def hang(evidence: Evidence, budgets: Budgets) -> Decision | None:
-    """Rule 9: a confirmed hang, unless a rank had failed before it."""
-    found = evidence.hangs()
-    if not found or _failure(evidence) is not None:
+    """Rule 9: a confirmed hang, unless a rank had failed by itself; ranks that failed because their peers were ended are its victims."""
+    if not evidence.hangs() or any(not f.victim for f in evidence.failures()):
         return None
+    said, culprit = _hang(evidence)
+    return _charged(evidence, budgets, "hang", 9, (None, said, culprit))
+
+
+def _hang(evidence: Evidence) -> tuple[str, Culprit | None]:
+    """The hang in one sentence, and whose it is, where that can be told."""
+    found, blame = evidence.hangs(), evidence.blame()
     _, first = found[0]
-    others = f"; {len(found) - 1} other ranks stood still with it" if len(found) > 1 else ""
-    said = f"{evidence.place(first.rank)} hangs: {first.reason}{others}"
-    return _charged(evidence, budgets, "hang", 9, (None, said, evidence.culprit(first.rank, first.reason)))
+    if blame.rank is None:
+        return f"hang: {blame.why}; first noticed: {first.reason}", None
+    noticed = "" if blame.why == first.reason else f"; first noticed: {first.reason}"
+    waiting = f"; {len(blame.victims)} other rank{'s' if len(blame.victims) > 1 else ''} stood still because of it" if blame.victims else ""
+    return f"{evidence.place(blame.rank)} hangs: {blame.why}{waiting}{noticed}", evidence.culprit(blame.rank, blame.why)
 
 
 def crash(evidence: Evidence, budgets: Budgets) -> Decision | None:
@@ -249,8 +258,8 @@ RULES: tuple[Rule, ...] = (
     drained,
     rerun_elsewhere,
     result_rejected,
-    node_gone,
     finished,
+    node_gone,
     platform,
     no_progress,
     bad_start,

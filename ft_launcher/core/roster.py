@@ -26,6 +26,7 @@ class Roster:
         self.nodes: dict[str, NodeInfo] = {}
         self.reports: dict[str, NodeReport] = {}
         self.arrivals: dict[str, int] = {}
+        self._labelled: dict[str, Mapping[str, str]] = {}
 
     def join(self, node: NodeInfo) -> None:
         """Note a node; it counts once it has reported. What a predecessor under the same id reported counts no more."""
@@ -33,6 +34,7 @@ class Roster:
         if known is not None and known.incarnation != node.incarnation:
             del self.reports[node.node_id]
         self.nodes[node.node_id] = node
+        self._labelled[node.node_id] = node.labels
 
     def replaced(self, node: NodeInfo, state: JobState) -> bool:
         """True when this agent is not the one that was given ranks: those ended with the former."""
@@ -106,7 +108,7 @@ class Roster:
             return self._first_placement(state)
         placement, spares = state.placement, self._spares(state)
         for hole in [n for n in placement.nodes if n in state.lost or not self.ready(n, state)]:
-            if hole not in state.lost:
+            if hole not in self.holes(state) and hole not in state.lost:
                 return None
             chosen = choose_spare(self._labels(hole), spares).node
             if chosen is not None:
@@ -115,6 +117,13 @@ class Roster:
             elif not self.ready(hole, state):
                 return None
         return placement
+
+    def late(self, state: JobState) -> list[str]:
+        """Placed nodes that keep the next cycle waiting: not ready, or the first one, whose store does not listen yet."""
+        known = placed(state)
+        return [
+            n for n in known if n not in state.lost and (not self.ready(n, state) or (n == known[0] and self.reports[n].standby is None))
+        ]
 
     def _first_placement(self, state: JobState) -> Placement | None:
         ready = [(n.node_id, n.order) for n in self.nodes.values() if self.ready(n.node_id, state)]
@@ -128,8 +137,22 @@ class Roster:
         return [Spare(n.node_id, n.labels, failed_before=bool(failures.get(n.node_id))) for n in free]
 
     def _labels(self, node_id: str) -> Mapping[str, str]:
-        node = self.nodes.get(node_id)
-        return node.labels if node else {}
+        """Also of a node that is gone: a spare beside it is what its place asks for."""
+        return self._labelled.get(node_id, {})
+
+    def missing(self, state: JobState) -> str:
+        """Who is there and who is not, for people who wait."""
+        ready = [n for n in self.nodes if self.ready(n, state)]
+        if state.placement is not None:
+            return f"still {self.waiting_for(state)}; {_listed('ready', ready)}"
+        preparing = [n for n in self.nodes if n not in ready]
+        wanted = self.options.nodes_wanted - len(self.nodes)
+        parts = [
+            _listed("ready", ready),
+            _listed("preparing", preparing) if preparing else "",
+            f"{wanted} more to come" if wanted > 0 else "",
+        ]
+        return f"still waiting for nodes: {len(ready)} of {self.options.nodes_wanted} are ready ({'; '.join(p for p in parts if p)})"
 
     def waiting_for(self, state: JobState) -> str:
         """What the next cycle still needs, for people."""
@@ -138,3 +161,10 @@ class Roster:
         if gone:
             return f"waiting up to {self.options.spare_wait_s:g} s for a spare in place of {', '.join(gone)}"
         return f"waiting for {', '.join(missing) or 'the next store'} to be ready again"
+
+
+def _listed(what: str, nodes: list[str]) -> str:
+    """`ready: a, b`; the first few of many."""
+    names = sorted(nodes)
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"{what}: {', '.join(names[:8]) or 'none'}{more}"

@@ -6,13 +6,18 @@ it is exported. It must stay below 256 KiB at 10,000 ranks, hence a node list pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from ft_launcher.core.evidence import NO_CYCLE, Address
+from ft_launcher.core.evidence import NO_CYCLE, Address, Blame, RankExit, RankProgress
 from ft_launcher.core.placement import Placement
+from ft_launcher.core.topology import Topology
+
+
+Attribute = Callable[[Mapping[int, RankProgress], Mapping[int, RankExit], float, Topology], Blame]
+"""(progress, exits, age of the hang in seconds, topology) -> whose hang it is. Pure; handed in, because it belongs to the monitors (monitors.attribution)."""
 
 
 class Phase(StrEnum):
@@ -170,7 +175,10 @@ class JobState:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the core needs of the configuration. Seconds throughout; `nodes_wanted` active nodes, `can_join`: whether further nodes can ever appear."""
+    """What the core needs of the configuration. Seconds throughout; `nodes_wanted` active nodes, `can_join`: whether further nodes can ever appear.
+
+    `attribute` names the culprit of a hang; without one it is whoever stood still longest.
+    """
 
     nodes_wanted: int
     nproc: int
@@ -186,3 +194,4 @@ class Options:
     reap_s: float = 30.0
     error_grace_s: float = 1.0
     backoff_max_s: float = 30.0
+    attribute: Attribute | None = None

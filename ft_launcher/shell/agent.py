@@ -32,26 +32,34 @@ from ft_launcher.core.events import (
     ZygoteStarted,
 )
 from ft_launcher.core.evidence import RankError
-from ft_launcher.core.node import NodeMachine, NodeOptions
+from ft_launcher.core.node import NodeMachine, NodeOptions, NodePhase
 from ft_launcher.core.state import JobState
+from ft_launcher.errors import PlatformError
+from ft_launcher.shell.follow import follow
 from ft_launcher.shell.keys import Keys
 from ft_launcher.shell.last_words import read_error
 from ft_launcher.shell.logs import LogTail
+from ft_launcher.shell.lookout import Lookout
 from ft_launcher.shell.nursery import Nursery, RankPlan
+from ft_launcher.shell.nvrx_requests import NvrxRequests
+from ft_launcher.shell.nvrx_server import NvrxServer
 from ft_launcher.shell.process import RankStarted
 from ft_launcher.shell.rank_env import rank_environment
 from ft_launcher.shell.record import Files
 from ft_launcher.shell.standbys import Standbys
-from ft_launcher.shell.store import Store
+from ft_launcher.shell.store import Modified, Put, Store
 from ft_launcher.shell.watchman import Reactions, Watchman
 from monitors.detect import Finding, Limits
+from monitors.hooks import STACKS_SIGNAL
 
 ERRORS_WAIT_S = 1.0
+AFTERWARDS_S = 0.5
+"""What is not urgent is done so long after a cycle's end, when the next ranks have started."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What an agent works with. `progress` hands what was seen to the controller."""
+    """What an agent works with. `progress` hands what was seen to the controller; `in_touch` tells whether the job is known to go on elsewhere while the store is away."""
 
     config: Config
     store: Store
@@ -59,6 +67,7 @@ class Surroundings:
     files: Files
     tail: LogTail | None
     progress: Callable[[ProgressSeen], None]
+    in_touch: Callable[[], bool] = lambda: False
 
 
 class Agent:
@@ -73,7 +82,10 @@ class Agent:
         self._standbys = Standbys(*hosts, lambda address: self.feed(StandbyOpened(address)), self._warn)
         limits = Limits(config.timeouts.sections, config.timeouts.out_of_section_s)
         reactions = Reactions(self.feed, around.progress, self._on_finding)
-        self._watch = Watchman(config.node_id, limits, reactions, hang_kills=config.hang_action == "restart")
+        requests = NvrxRequests(self._machine, self.feed, self._warn, around.files.journal)
+        self._nvrx = NvrxServer(limits, requests.told(around.store, around.keys))
+        self._watch = Watchman(config.node_id, limits, reactions, hang_kills=config.hang_action == "restart", nvrx=self._nvrx)
+        self._lookout = Lookout(self._watch, around.files, lambda cycle, ranks: nursery.signal(cycle, ranks, STACKS_SIGNAL))
         self._events: deque[NodeEvent] = deque()
         self._feeding = False
         self._pids: dict[int, int] = {}
@@ -96,14 +108,21 @@ class Agent:
         finally:
             for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            await self._nursery.close()
-            self._watch.close()
+            try:
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+                await self._nursery.close()
+            finally:
+                self._watch.close()
+                self._nvrx.close()
 
     def busy(self) -> bool:
         """Whether this node holds ranks."""
         job = self._machine.job
         return job is not None and job.placement is not None and self._options.node_id in job.placement.nodes
+
+    def training(self) -> bool:
+        """Whether ranks run here, and nothing is known against them."""
+        return self._machine.phase is NodePhase.RUNNING
 
     def set_lease(self, deadline_s: float) -> None:
         """Until when the node's lease is known to hold, for the ranks' `commit_allowed()`."""
@@ -119,24 +138,23 @@ class Agent:
             self.fail(error)
 
     async def _follow_job(self) -> None:
-        """Every version of the job state, in order."""
-        store, key = self._around.store, self._around.keys.job
-        listing = await store.list(key)
-        for entry in listing.entries:
-            self.feed(JobChanged(JobState.from_json(json.loads(entry.value)), entry.modified))
-        async for batch in store.watch(key, listing.revision + 1):
+        """Every version of the job state, in order (after a reset the newest one). Healthy ranks wait for the store without end."""
+        async for batch in follow(self._around.store, self._around.keys.job, lambda: self.training() or self._around.in_touch()):
             for change in batch.changes:
                 if change.entry is not None:
                     self.feed(JobChanged(JobState.from_json(json.loads(change.entry.value)), change.revision))
 
     async def _send_reports(self) -> None:
-        """Reports are cumulative: only the newest needs to arrive."""
-        key = self._around.keys.report(self._options.node_id)
+        """Reports are cumulative: only the newest needs to arrive. Never over what another agent of this id has reported."""
+        key, revision = self._around.keys.report(self._options.node_id), 0
         while True:
             await self._report.wait()
             self._report.clear()
-            report = self._machine.report
-            await self._around.store.put(key, json.dumps(report.to_json(), separators=(",", ":")))
+            report = json.dumps(self._machine.report.to_json(), separators=(",", ":"))
+            outcome = await self._around.store.transact([Modified(key, revision)], [Put(key, report)])
+            if not outcome.succeeded:
+                raise PlatformError(f"node id {self._options.node_id} was taken over by another agent while this one was away")
+            revision = outcome.revision
 
     # -- events in, actions out -----------------------------------------------------------------------------------------------------------
 
@@ -168,6 +186,7 @@ class Agent:
             case do.StartRanks():
                 self._start(action.job)
             case do.KillRanks():
+                self._lookout.before_kill()
                 self._watch.revoke()
                 self._nursery.kill(action.cycle, action.ranks)
             case do.SignalRanks():
@@ -207,16 +226,19 @@ class Agent:
         if placement is None:
             return
         ranks = placement.ranks_on(config.node_id)
+        sockets = self._nvrx.open(job.cycle, ranks)
         pages = self._watch.open_pages(job.cycle, ranks, job.budgets.client_known)
         self._standbys.in_use, self._pids = job.master, {}
+        self._lookout.begin(job.cycle, self._pids)
         self._forked = (job.cycle, frozenset(ranks))
         plans = [
             RankPlan(
                 rank=rank,
                 slot=placement.slot_of(rank),
                 log=folder.rank_log(job.cycle, rank),
-                env=rank_environment(config, job, rank, self._error_file(job.cycle, rank)),
+                env=rank_environment(config, job, rank, self._error_file(job.cycle, rank)) | sockets[rank],
                 page_fd=pages[rank],
+                stacks=self._around.files.stacks(job.cycle, rank),
             )
             for rank in ranks
         ]
@@ -265,7 +287,8 @@ class Agent:
 
     def on_rank_started(self, started: RankStarted) -> None:
         """One rank's process exists; once all do, the machine is told."""
-        self._watch.started(started.rank, started.at_ns)
+        self._watch.started(started.rank, started.at_ns, started.pid)
+        self._nvrx.started(started.rank, started.pid)
         self._pids[started.rank] = started.pid
         if (started.cycle, frozenset(self._pids)) == self._forked:
             self._around.files.journal.record("forked", started.cycle, pids=dict(self._pids))
@@ -273,6 +296,7 @@ class Agent:
 
     def on_rank_ended(self, event: RankEnded) -> None:
         """One rank's process has ended; what it stamped is read first, so that it is known who failed when."""
+        self._nvrx.ended(event.rank)
         self._watch.ended(event.rank)
         how = {"code": event.code} if event.signal is None else {"signal": event.signal}
         self._around.files.journal.record("ended", event.cycle, rank=event.rank, at_ns=event.at_ns, **how)
@@ -282,7 +306,9 @@ class Agent:
         """Nothing of the cycle is left here."""
         progress = self._watch.progress()
         self._watch.close()
-        self._standbys.release_used()
+        self._lookout.end()
+        self._nvrx.close_cycle()
+        self._standbys.release_used(AFTERWARDS_S)
         if self._around.tail is not None:
             self._around.tail.end_cycle()
         self.feed(RanksReaped(cycle, left, seconds, progress))
@@ -304,6 +330,7 @@ class Agent:
         """Hangs become events elsewhere; everything is in the journal, and what would have been a kill is said in shadow mode."""
         fields = {"section": finding.section, "since_s": round(finding.since_s, 3), "limit_s": finding.limit_s, "reason": finding.reason}
         self._around.files.journal.record(f"finding-{finding.kind}", self._machine.cycle, rank=finding.rank, **fields)
+        self._lookout.on_finding(finding)
         shadow = finding.kind == "hung" and self._around.config.hang_action == "log"
         if finding.kind == "silent" or shadow:
             would = " (only said, --hang-action log)" if shadow else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,8 +19,12 @@ from ft_launcher.core.evidence import NodeInfo, NodeReport
 from ft_launcher.core.job import JobMachine
 from ft_launcher.core.state import JobState, Options, Phase
 from ft_launcher.core.topology import Topology
+from ft_launcher.shell.follow import follow
 from ft_launcher.shell.keys import Keys
-from ft_launcher.shell.store import Change, Compare, Created, Listing, Modified, Put, Store
+from ft_launcher.shell.store import Change, Compare, Created, Delete, Listing, Modified, Put, Store
+
+NAG_S = 5.0
+"""How often people are told who is missing."""
 
 
 class DeposedError(Exception):
@@ -47,6 +52,10 @@ class Record(Protocol):
 
     def progressed(self, progress: ProgressSeen) -> None:
         """Where training is."""
+        ...
+
+    def flush(self) -> None:
+        """Write now what was postponed."""
         ...
 
 
@@ -94,6 +103,7 @@ class Controller:
         self._name = name
         self._neighbours = neighbours(self) if neighbours is not None else None
         self._queue: asyncio.Queue[JobEvent | Exception] = asyncio.Queue()
+        self._nag: asyncio.TimerHandle | None = None
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._machine: JobMachine | None = None
         self._leader_revision = 0
@@ -105,13 +115,19 @@ class Controller:
         self._queue.put_nowait(event)
 
     async def close(self) -> None:
-        """Let go of the neighbours."""
+        """Let go of the neighbours; what was not urgent to write is written."""
+        self._record.flush()
         if self._neighbours is not None:
             await self._neighbours.close()
 
     def warn(self, text: str) -> None:
         """Say something about a node."""
         self._record.say(Say(text, "warning"))
+
+    @property
+    def training(self) -> bool:
+        """The job runs, as far as this controller knows."""
+        return self._machine is not None and self._machine.state.phase is Phase.RUNNING
 
     async def run(self, lease: int) -> None:
         """Be the controller until the job is done. Raises DeposedError when another one is, PlatformError when the store is out of reach."""
@@ -120,12 +136,20 @@ class Controller:
         try:
             await self._load()
             await self._serve()
+        except DeposedError:
+            await self._resign()
+            raise
         finally:
-            for timer in self._timers.values():
+            for timer in (*self._timers.values(), *([self._nag] if self._nag else [])):
                 timer.cancel()
             for task in self._watching:
                 task.cancel()
             await asyncio.gather(*self._watching, return_exceptions=True)
+
+    async def _resign(self) -> None:
+        """An office that is still ours must not stay with somebody who does not act: our lease would keep it for ever."""
+        leader = self._job.keys.leader
+        await self._store.transact([Created(leader, self._leader_revision)], [Delete(leader)])
 
     async def _elect(self, lease: int) -> bool:
         key = self._job.keys.leader
@@ -141,6 +165,8 @@ class Controller:
         self._job_revision = entry.modified if entry is not None else 0
         if known is None or known.generation < self._job.generation:
             known = JobState(keys.run_id, self._job.generation)
+        if known.generation > self._job.generation:
+            raise DeposedError(f"generation {known.generation} of the job is not ours to govern")
         self._machine = JobMachine(known, self._job.topology, self._job.options)
         await self._carry_out([Commit(known), *self._machine.begin(self._now())])
         for prefix in (keys.nodes, keys.reports):
@@ -150,6 +176,27 @@ class Controller:
             self._watching.append(asyncio.create_task(self._watch(prefix, listing)))
             if prefix == keys.nodes:
                 self._look_for_missing(known, {entry.key for entry in listing.entries})
+        self._watching.append(asyncio.create_task(self._watch_office()))
+        self._say_who_is_missing()
+
+    def _say_who_is_missing(self) -> None:
+        """Every few seconds while nothing can start; quiet otherwise."""
+        if self._nag is not None and (waiting := self._require_machine().waiting()) is not None:
+            self._record.say(Say(waiting))
+        self._nag = asyncio.get_running_loop().call_later(NAG_S, self._say_who_is_missing)
+
+    async def _watch_office(self) -> None:
+        """Who has lost the office ends as a controller even when it has nothing to write: its agent must listen to the successor."""
+        ended: Exception = DeposedError("the office is held by another controller, or vacant")
+        try:
+            async with aclosing(follow(self._store, self._job.keys.leader, lambda: True)) as found:
+                async for batch in found:
+                    entry = batch.changes[-1].entry if batch.changes else None
+                    if entry is None or entry.created != self._leader_revision:
+                        break
+        except Exception as error:  # noqa: BLE001 - handed to run(), which raises it
+            ended = error
+        self._queue.put_nowait(ended)
 
     def _look_for_missing(self, job: JobState, registered: set[str]) -> None:
         """Nodes that hold ranks and have no registration: nobody else will ever speak of them."""
@@ -163,11 +210,11 @@ class Controller:
                 self._neighbours.missing(NodeInfo(node_id, address, self._job.options.nproc, job.generation, incarnation=agent))
 
     async def _watch(self, prefix: str, listing: Listing) -> None:
-        """A watch that fails or ends must be an error, never a silence. After a reset, what is not listed is gone."""
+        """A watch that fails or ends must be an error, never a silence; a store that is away is waited for, until there is something to write. After a reset, what is not listed is gone."""
         ended: Exception = DeposedError("a watch on the store ended")
         known = {entry.key for entry in listing.entries}
         try:
-            async for batch in self._store.watch(prefix, listing.revision + 1):
+            async for batch in follow(self._store, prefix, lambda: True, listing):
                 present = {change.key for change in batch.changes if change.entry is not None}
                 vanished = known - present if batch.reset else set()
                 for change in (*batch.changes, *(Change(key, None, batch.revision) for key in sorted(vanished))):

@@ -6,6 +6,7 @@ disk is said by the writer. Wall-clock times are added here, for people only.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +24,7 @@ from ft_launcher.state.run_folder import RunFolder
 
 LANE = "ft_state"
 PROGRESS_EVERY_S = 2.0
+SAVE_AFTER_S = 0.4
 
 
 def _coords(text: str) -> dict[str, int]:
@@ -41,6 +43,7 @@ class Exporter:
         self._cycles: dict[int, doc.CycleRecord] = {}
         self._iteration: int | None = None
         self._exported_at_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._generation = folder.generation
         loaded = self._file.load()
         for note in loaded.notes:
@@ -75,7 +78,15 @@ class Exporter:
         self._writer.submit(LANE, lambda: self._noted(self._file.restore_if_torn(document)), Keep.ALWAYS)
 
     def save(self) -> None:
-        """Queue the newest document."""
+        """Queue the newest document soon: a recovery changes it five times within milliseconds, and disks are slow."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SAVE_AFTER_S, self.flush)
+
+    def flush(self) -> None:
+        """Queue the newest document now."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         document = self.document
         self._writer.submit(LANE, lambda: self._noted(self._file.save(document)), Keep.NEWEST)
 

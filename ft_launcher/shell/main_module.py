@@ -33,6 +33,29 @@ def path_entry(command: Command, cwd: str) -> str:
     return path if _is_container(path) else os.path.dirname(os.path.realpath(path))
 
 
+_ahead: dict[str, tuple[tuple[int, int, int], types.CodeType]] = {}
+
+
+def compile_ahead(command: Command) -> None:
+    """In the zygote: compile the script once for all ranks of all cycles. A file that has changed by then is compiled anew; one that cannot be read or compiled is
+    the rank's to complain about.
+    """
+    if command.script is None or _is_container(command.script):
+        return
+    path = os.path.join(os.getcwd(), command.script)  # noqa: PTH109
+    try:
+        with open(path, "rb") as file:
+            stamp, text = _stamp(os.fstat(file.fileno())), file.read()
+        if not text.startswith(MAGIC_NUMBER):
+            _ahead[path] = stamp, compile(text, path, "exec", dont_inherit=True)
+    except (OSError, SyntaxError, ValueError, MemoryError, RecursionError):
+        return
+
+
+def _stamp(found: os.stat_result) -> tuple[int, int, int]:
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
 def run(command: Command) -> None:
     """Runs the command as `__main__` of this process. Returns when it is done, or raises SystemExit or KeyboardInterrupt for the interpreter to end by."""
     failure: BaseException | None = None
@@ -75,6 +98,10 @@ def _is_container(path: str) -> bool:
 def _code(main: types.ModuleType, path: str) -> types.CodeType:
     try:
         with open(path, "rb") as file:
+            known = _ahead.get(path)
+            if known is not None and known[0] == _stamp(os.fstat(file.fileno())):
+                main.__loader__ = SourceFileLoader("__main__", path)
+                return known[1]
             text = file.read()
     except OSError as error:
         sys.stderr.write(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")

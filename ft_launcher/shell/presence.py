@@ -21,8 +21,8 @@ from ft_launcher.core.events import ProgressSeen
 from ft_launcher.core.evidence import NodeInfo
 from ft_launcher.core.membership import Rules
 from ft_launcher.errors import ConfigError, PlatformError
-from ft_launcher.shell.candidate import Candidate
-from ft_launcher.shell.channel import Body, ChannelServer, Identity, join_address, reach
+from ft_launcher.shell.candidate import Candidate, Office
+from ft_launcher.shell.channel import Body, ChannelServer, Identity, Peer, join_address, reach
 from ft_launcher.shell.controller import Controller, Neighbours
 from ft_launcher.shell.join import Joiner, spec_of
 from ft_launcher.shell.keys import Keys
@@ -34,16 +34,18 @@ if TYPE_CHECKING:
     from ft_launcher.shell.etcd import EtcdStore
 
 LOCAL_HOST = "127.0.0.1"
-Say = Callable[[str], None]
+Say = Callable[..., None]
+"""`say(text)` or `say(text, level)`."""
 MakeController = Callable[[str, Callable[[Controller], Neighbours] | None], Controller]
 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What the presence tells the agent. `busy()` asks whether this node holds ranks; `lost(error)` ends the agent."""
+    """What the presence tells the agent, and asks: `busy()`, whether this node holds ranks; `training()`, whether they run unharmed; `lost(error)` ends the agent."""
 
     on_deadline: Callable[[float], None]
     busy: Callable[[], bool]
+    training: Callable[[], bool]
     lost: Callable[[BaseException], None]
 
 
@@ -62,6 +64,9 @@ class Presence(Protocol):
 
     def progress(self, seen: ProgressSeen) -> None:
         """Tell the controller, wherever it is."""
+
+    def in_touch(self) -> bool:
+        """Whether the job is known to go on, without the store."""
 
     async def leave(self) -> None:
         """Give everything back."""
@@ -84,12 +89,19 @@ class Alone:
         """A registration without a lease: it lives and dies with this process."""
         await self.store.put(self.keys.node(self._info.node_id), json.dumps(self._info.to_json()))
         self._controller = make(self._info.node_id, None)
-        await self._controller.run(lease=0)
+        try:
+            await self._controller.run(lease=0)
+        finally:
+            await self._controller.close()
 
     def progress(self, seen: ProgressSeen) -> None:
         """See Presence."""
         if self._controller is not None:
             self._controller.offer(seen)
+
+    def in_touch(self) -> bool:
+        """See Presence. This store is never away."""
+        return False
 
     async def leave(self) -> None:
         """See Presence."""
@@ -107,14 +119,15 @@ class Shared:
         self.listen_on = ""
         self.incarnation = secrets.token_hex(6)
         self._config = config
-        self._etcd = store
         self._say = say
         self._server: ChannelServer | None = None
         self._identity = Identity(config.node_id, self.incarnation, "")
         self._registration: Registration | None = None
         self._candidate: Candidate | None = None
+        self._liaison: Liaison | None = None
         self._lease = 0
         self._address = ""
+        store.health.listen(self._on_store)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -122,7 +135,7 @@ class Shared:
         """Reach the store, listen, join. Raises ConfigError, FinishedError, PlatformError (69: the store does not answer)."""
         from ft_launcher.shell.etcd import EtcdStore  # gRPC costs memory and time that one node alone need not spend
 
-        self = cls(config, EtcdStore(config.store), say)
+        self = cls(config, EtcdStore(config.store, registers=Keys(config.run_id).registers), say)
         try:
             await self._enter(environ)
         except BaseException:
@@ -143,7 +156,7 @@ class Shared:
             raise ConfigError(
                 f"--node-addr {self._config.node_addr}: cannot listen there ({error.strerror or error}); choose another port"
             ) from None
-        joined = await joiner.join(self._info)
+        joined = await joiner.join(self._info, lambda peer: reach(peer, self._identity))
         self.generation, self._lease = joined.generation, joined.lease
 
     def _info(self, generation: int) -> NodeInfo:
@@ -155,11 +168,14 @@ class Shared:
         registration.on_deadline = hooks.on_deadline
         registration.on_usurped = lambda why: hooks.lost(PlatformError(why))
         self._registration = registration
-        candidate = Candidate(self.store, self.keys, self._identity, lambda: make(self._leader_value(), self._neighbours), hooks.busy)
+        office = Office(self.store, self.keys, self._identity)
+        patient: Callable[[], bool] = lambda: hooks.training() or self.in_touch()  # noqa: E731 - a method would need the hooks kept
+        candidate = Candidate(office, lambda: make(self._leader_value(), self._neighbours), hooks.busy, patient)
         self._candidate = candidate
         if self._server is not None:
             self._server.controller_gone = lambda: self._spawn(candidate)
         keeping = asyncio.create_task(registration.keep(self._lease))
+        keeping.add_done_callback(lambda task: _on_keeping_done(task, hooks))
         self._tasks.add(keeping)
         try:
             await candidate.run(registration)
@@ -173,12 +189,23 @@ class Shared:
         task.add_done_callback(self._tasks.discard)
 
     def _leader_value(self) -> str:
-        return json.dumps({"node": self._config.node_id, "address": self._address})
+        return json.dumps({"node": self._config.node_id, "address": self._address, "incarnation": self.incarnation})
 
     def _neighbours(self, controller: Controller) -> Liaison:
-        liaison = Liaison(self._identity, Rules(self._config.node_ttl_s), Outward(controller.offer, controller.warn))
-        self._etcd.health.listen(liaison.store_there)
-        return liaison
+        self._liaison = Liaison(self._identity, Rules(self._config.node_ttl_s), Outward(controller.offer, controller.warn))
+        return self._liaison
+
+    def _on_store(self, there: bool) -> None:
+        """The store has gone away, or is back: people are told, and the liaison of the day."""
+        said = "answers again" if there else "does not answer; training goes on without it"
+        self._say(f"the store {said}", "info" if there else "warning")
+        if self._liaison is not None:
+            self._liaison.store_there(there)
+
+    def in_touch(self) -> bool:
+        """See Presence. A controller is connected to us, or we are the controller of a job that runs."""
+        controller = self._candidate.controller if self._candidate is not None else None
+        return controller.training if controller is not None else self._server is not None and self._server.connected
 
     def progress(self, seen: ProgressSeen) -> None:
         """To our own controller, or down the channel to the one elsewhere."""
@@ -191,24 +218,35 @@ class Shared:
 
     def _on_request(self, body: Body, answer: Callable[[Body], None]) -> None:
         """The controller asks whether we can reach somebody."""
-        if "reach" in body and "address" in body:
-            task = asyncio.create_task(self._reach_for(str(body["reach"]), str(body["address"]), answer))
+        if {"reach", "address", "incarnation"} <= body.keys():
+            peer = Peer(str(body["reach"]), str(body["address"]), str(body["incarnation"]))
+            task = asyncio.create_task(self._reach_for(peer, answer))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _reach_for(self, node_id: str, address: str, answer: Callable[[Body], None]) -> None:
-        answer({"reached": node_id, "reply": (await reach(address, node_id, self._identity, PROBE_S)).value})
+    async def _reach_for(self, peer: Peer, answer: Callable[[Body], None]) -> None:
+        reply = await reach(peer, self._identity, PROBE_S)
+        answer({"reached": peer.node_id, "incarnation": peer.incarnation, "reply": reply.value})
 
     async def leave(self) -> None:
         """See Presence."""
         for task in list(self._tasks):
             task.cancel()
+        if self._registration is None and self._lease:
+            self._registration = Registration(self.store, self.keys, self._info(self.generation), self._config.node_ttl_s)
+            self._registration.lease = self._lease
         if self._registration is not None:
             await self._registration.end()
         if self._server is not None:
             await self._server.close()
         with suppress(PlatformError):
             await self.store.close()
+
+
+def _on_keeping_done(task: asyncio.Task[None], hooks: Hooks) -> None:
+    """A node whose lease nobody keeps any more must not go on in silence."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        hooks.lost(error)
 
 
 def node_info(config: Config, address: str, generation: int, incarnation: str) -> NodeInfo:

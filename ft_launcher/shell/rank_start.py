@@ -8,6 +8,7 @@ listing that can be avoided. It knows a rank's specification and process attribu
 
 from __future__ import annotations
 
+import faulthandler  # noqa: F401  imported once here, used by monitors.hooks in every rank
 import os
 import signal
 import sys

@@ -6,20 +6,26 @@ The controller's `Record`. Everything that touches a disk is handed to the write
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ft_launcher.core.actions import RecordDecision, RecordRecovery, Say
 from ft_launcher.core.events import ProgressSeen
 from ft_launcher.core.state import JobState, Phase
+from ft_launcher.core.topology import Topology
 from ft_launcher.shell import incident
 from ft_launcher.shell.console import Console
 from ft_launcher.shell.exporter import Exporter
 from ft_launcher.shell.journal import Journal
-from ft_launcher.shell.writer import Writer
+from ft_launcher.shell.stack_files import IncidentWithStacks, StackFiles, remove_empty
+from ft_launcher.shell.writer import Keep, Writer
 from ft_launcher.state.document import Culprit
 from ft_launcher.state.run_folder import RunFolder
+
+
+AFTERWARDS_S = 0.5
 
 
 def coords_of(text: str) -> dict[str, int]:
@@ -36,15 +42,27 @@ class Files:
     journal: Journal
     console: Console
 
+    def stacks(self, cycle: int, rank: int) -> Path:
+        """Where `rank` dumps its stacks in `cycle`."""
+        return self.folder.rank_log(cycle, rank).with_suffix(".stacks")
+
+    def drop_empty_stacks(self, cycle: int, ranks: Iterable[int]) -> None:
+        """Remove the files of ranks that were never asked."""
+        paths = [self.stacks(cycle, rank) for rank in ranks]
+        self.writer.submit("stacks", lambda: remove_empty(paths), Keep.ALWAYS)
+
 
 class RunRecord:
     """See controller.Record. `stacks` yields what was gathered of the ranks' stacks by the time an incident is written."""
 
-    def __init__(self, files: Files, exporter: Exporter, stacks: Callable[[int], Mapping[int, str]] | None = None) -> None:
+    def __init__(
+        self, files: Files, exporter: Exporter, stacks: Callable[[int], Mapping[int, str]] | None = None, topology: Topology | None = None
+    ) -> None:
         self._files = files
         self._exporter = exporter
-        self._incidents = incident.IncidentBook(files.writer, files.folder.path)
         self._stacks = stacks
+        self._topology = topology
+        self._later: list[Callable[[], None]] = []
         self._job: JobState | None = None
         self._revision: int | None = None
 
@@ -64,6 +82,7 @@ class RunRecord:
             self._exporter.restore_if_torn()
         self._exporter.committed(job, revision)
         if job.verdict is not None:
+            self.flush()
             verdict = job.verdict
             cause = _first_cause(verdict.first_cause) if verdict.first_cause else None
             final = incident.Verdict(verdict.outcome.value, verdict.exit_code, verdict.reason, job.cycle + 1, cause)
@@ -75,7 +94,23 @@ class RunRecord:
         self._files.journal.record("decision", decision.cycle, self._revision, **fields)
         self._exporter.decided(decision)
         if decision.cause not in ("finished", "drain"):
-            self._incidents.record(self._incident(decision))
+            found = self._incident(decision)
+            job = IncidentWithStacks(self._files.folder.path / "incidents", found, self._topology)
+            self._postpone(lambda: self._files.writer.submit(incident.LANE, job, Keep.ALWAYS))
+
+    def _postpone(self, write: Callable[[], None]) -> None:
+        """Out of the way of a recovery, and not lost when the job ends meanwhile."""
+        self._later.append(write)
+        if self._job is not None and self._job.verdict is not None:
+            self.flush()
+        else:
+            asyncio.get_running_loop().call_later(AFTERWARDS_S, self.flush)
+
+    def flush(self) -> None:
+        """Write now what was postponed."""
+        while self._later:
+            self._later.pop(0)()
+        self._exporter.flush()
 
     def _incident(self, decision: RecordDecision) -> incident.Incident:
         found = decision.culprit
@@ -94,10 +129,15 @@ class RunRecord:
             culprit=culprit,
             ranks=ranks,
             progress=decision.ranks,
-            stacks=self._stacks(decision.cycle) if self._stacks is not None else {},
+            stacks=self._stacks_of(decision),
             logs={rank: self._files.folder.rank_log(decision.cycle, rank) for rank in decision.ranks},
             extra={"rule": decision.rule, "reap_s": round(decision.reap_s, 4), "settle_s": round(decision.fault_to_settled_s, 4)},
         )
+
+    def _stacks_of(self, decision: RecordDecision) -> Mapping[int, str]:
+        if self._stacks is not None:
+            return self._stacks(decision.cycle)
+        return StackFiles(len(decision.ranks), lambda rank: self._files.stacks(decision.cycle, rank))
 
     def recovered(self, recovery: RecordRecovery) -> None:
         """Say how long the outage was: first until all ranks run, then until all have made a step."""

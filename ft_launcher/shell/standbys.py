@@ -73,9 +73,15 @@ class Standbys:
             self._say(f"no standby store ({reason}); rank 0 will host it")
             self._opened(Address(self._host, free_port(self._listen_on), serving=False))
 
-    def release_used(self) -> None:
-        """The cycle that met at `in_use` is over."""
+    def release_used(self, delay_s: float = 0.0) -> None:
+        """The cycle that met at `in_use` is over; its store is ended `delay_s` from now, out of the way of the next ranks' start."""
         used, self.in_use = self.in_use, None
+        if delay_s > 0:
+            asyncio.get_running_loop().call_later(delay_s, self._release_at, used)
+        else:
+            self._release_at(used)
+
+    def _release_at(self, used: Address | None) -> None:
         token = self._open.pop(used, None) if used is not None else None
         if token is not None and self._release is not None:
             self._release(token)

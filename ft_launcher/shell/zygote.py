@@ -76,6 +76,9 @@ class _Preloaded:
     stamps: SourceStamps = dataclasses.field(default_factory=SourceStamps)
 
 
+_kept: list[object] = []
+
+
 class CannotForkError(Exception):
     """Why this process cannot be the ranks' template, in one line."""
 
@@ -129,12 +132,15 @@ def _serve(setup: Setup, start: Baseline, preloaded: _Preloaded, talk: tuple[Cha
     )
     loop = Loop(channel, rack, SourceGate(preloaded.stamps) if fork else None, setup.reap_s)
     loop.listen()
+    if fork:
+        main_module.compile_ahead(setup.command)
     gc.collect()
     gc.freeze()
     loop.send(ready)
     spec = loop.serve()
     if spec is None:
         os._exit(0)
+    _kept.extend((loop, rack, preloaded, talk))  # taking them apart would touch, and so copy, a rank's share of many pages
     around = dataclasses.replace(around, abandon=loop.abandon)
     if not fork:
         rank_start.exec_rank(spec, around)

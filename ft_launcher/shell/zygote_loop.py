@@ -150,6 +150,8 @@ class Loop:
             rank = self._ranks.pop(pid, None)
             if rank is not None:
                 self.send(_ended(rank, pid, status))
+                if status != 0 and self._gate is not None:
+                    self._gate.look()  # the next cycle will want to know; its ranks need not wait for the answer
                 continue
             failed = self._rack.ended(pid, status)
             if failed is not None:

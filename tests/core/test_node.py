@@ -51,9 +51,10 @@ class Node:
     """A node machine fed with a made-up job; the last report is kept."""
 
     def __init__(self, node: str = "n0", **options: Any) -> None:
-        self.machine = NodeMachine(NodeOptions(node, 0, **options))
+        generation = options.pop("generation", 0)
+        self.machine = NodeMachine(NodeOptions(node, generation, **options))
         self.revision = 0
-        self.job = JobState("job", 0)
+        self.job = JobState("job", generation)
         self.now = 1.0
 
     @property
@@ -121,7 +122,7 @@ def test_start_uses_up_the_standby_and_orders_the_next() -> None:
 
 def test_a_job_that_starts_before_the_zygote_is_ready_is_started_when_it_is() -> None:
     node = Node()
-    assert of(StartRanks, node.run()) == []
+    assert of(StartRanks, node.run(nodes=("head", "n0"))) == []
     assert len(of(StartRanks, node.send(ZygoteStarted()))) == 1
 
 
@@ -169,12 +170,12 @@ def test_missed_revisions_are_made_up_for() -> None:
     assert of(KillRanks, actions) == [KillRanks(0, [0, 1])]
 
 
-def test_old_revisions_and_other_generations_change_nothing() -> None:
-    node = Node()
+def test_old_revisions_and_generations_change_nothing() -> None:
+    node = Node(generation=3)
     node.warm()
     node.run()
     assert node.send(JobChanged(node.job.but(phase=Phase.ENDING), 0)) == []
-    assert node.send(JobChanged(node.job.but(phase=Phase.ENDING, generation=7), 99)) == []
+    assert node.send(JobChanged(node.job.but(phase=Phase.ENDING, generation=2), 99)) == []
     assert node.machine.phase is NodePhase.RUNNING
 
 
@@ -195,7 +196,39 @@ def test_an_early_exception_gets_a_second_for_its_last_words() -> None:
     actions = node.stop()
     assert of(KillRanks, actions) == []
     assert of(SetGrace, actions) == [SetGrace(0, 1.0)]
-    assert of(KillRanks, node.send(GraceExpired(0))) == [KillRanks(0, [0])]
+    actions = node.send(GraceExpired(0))
+    assert of(KillRanks, actions) == [KillRanks(0, [0])]
+
+
+def test_a_rank_that_survives_its_sigkill_is_left_to_the_reaper() -> None:
+    node = Node()
+    node.warm()
+    node.run()
+    node.end(1, code=1)
+    assert of(SetGrace, node.stop()) == [SetGrace(0, 10.0)]
+    assert of(Reap, node.send(GraceExpired(0))) == [Reap(0)]
+    node.send(ErrorsRead(0, {}))
+    node.send(RanksReaped(0, (4711,), 5.0))
+    assert node.report.unfit == "processes [4711] cannot be killed"
+    assert node.report.reaped
+
+
+def test_a_head_whose_store_is_gone_does_not_start() -> None:
+    node = Node()
+    node.warm()
+    node.send(StandbyOpened(Address("127.0.0.1", 2000)))
+    actions = node.change(phase=Phase.RUNNING, cycle=0, placement=Placement(nodes=("n0",), nproc=2), master=HERE)
+    assert of(StartRanks, actions) == []
+    assert node.report.platform_fault == "the store of cycle 0 ended before the cycle began"
+    assert node.report.reaped
+
+
+def test_a_cycle_that_never_started_here_is_acknowledged() -> None:
+    node = Node()
+    node.run(nodes=("head", "n0"))
+    actions = node.stop()
+    (report,) = of(Report, actions)
+    assert (report.report.cycle, report.report.reaped, report.report.started) == (0, True, False)
 
 
 def test_a_peers_exception_right_after_a_death_gets_no_grace() -> None:
@@ -206,7 +239,6 @@ def test_a_peers_exception_right_after_a_death_gets_no_grace() -> None:
     node.send(ExceptionStamped(0, 0, 995_000_000, "RuntimeError: Connection reset by peer"))
     actions = node.stop()
     assert of(KillRanks, actions) == [KillRanks(0, [0])]
-    assert of(SetGrace, actions) == []
 
 
 def test_the_stamp_dates_the_failure() -> None:

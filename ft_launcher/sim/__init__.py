@@ -1,0 +1,1 @@
+"""The production core in a fake world: virtual time, seeded faults, invariants checked at every step."""

@@ -1,0 +1,44 @@
+"""A machine of the fake cluster: what outlives an agent, and what is about to go wrong with it.
+
+The next zygote, reaping, kill or standby store asks here whether it meets bad luck; each misfortune strikes once. It knows nothing of jobs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Luck:
+    """Misfortunes in waiting, each consumed by what it strikes; seconds, 0 for none."""
+
+    zygote_slow_s: float = 0.0
+    zygote_fails: int = 0
+    reap_slow_s: float = 0.0
+    leaves_unkillable: bool = False
+    kill_slow_s: float = 0.0
+    standby_slow_s: float = 0.0
+    standby_fails: bool = False
+    late_s: float = 0.0
+    finish_late_s: float = 0.0
+    finish_trains: bool = False
+
+    def take(self, name: str) -> float:
+        """The seconds of a misfortune, which is thereby used up."""
+        value = float(getattr(self, name))
+        setattr(self, name, type(getattr(self, name))(0))
+        return value
+
+
+@dataclass(slots=True)
+class Host:
+    """One machine. `clock_ns`: its CLOCK_MONOTONIC differs from everybody's by this. `up`: it runs (its agent may still be absent)."""
+
+    name: str
+    number: int
+    clock_ns: int
+    up: bool = True
+    store_slow_s: float = 0.0
+    store_slow_until: float = 0.0
+    luck: Luck = field(default_factory=Luck)
+    boots: int = 0

@@ -1,0 +1,157 @@
+"""What ranks do to each other: one gone or standing still, and the others fail or wait; all complete, and they leave.
+
+Only the consequences of a fault are here, as the kernel, the collectives and the monitoring would bring them about within milliseconds or after a
+timeout. It decides nothing and tells the controller nothing but what agents would see.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ft_launcher.core.events import ProgressSeen
+from ft_launcher.sim.agent import Agent
+from ft_launcher.sim.nursery import Exit, Proc
+
+if TYPE_CHECKING:
+    from ft_launcher.sim.launch import Launch
+
+VICTIM_STAMPS = (
+    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.0.0.7]:34561",
+    "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3356, remote process exited or there was a network error",
+    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] Read error: Connection reset by peer",
+    "torch.distributed.DistNetworkError: recvValue failed on socket: Broken pipe",
+)
+NO_STORE_STAMP = "torch.distributed.DistNetworkError: The client socket has failed to connect: Connection refused"
+NOT_MET_STAMP = "torch.distributed.DistStoreError: Timed out waiting for clients"
+
+
+class Peers:
+    """The ranks of the running cycle of one launch, as each other's fate."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self._noise = launch.noise
+        self._clock = launch.clock
+
+    def freeze(self) -> bool:
+        """The lock-step stands still from now on; False when it did already."""
+        step = self._launch.step
+        if step is None or step.frozen_at is not None or step.complete:
+            return False
+        self._launch.world.tally.lost_steps += step.freeze()
+        return True
+
+    def _agents(self) -> list[Agent]:
+        """The live agents of the placement, in rank order."""
+        placement = self._launch.state.placement
+        found = [self._launch.agents.get(name) for name in placement.nodes] if placement is not None else []
+        return [agent for agent in found if agent is not None and agent.live]
+
+    # -- one is missing -----------------------------------------------------------------------------------------------------------------
+
+    def lost_one(self, agent: Agent) -> None:
+        """A process has ended: the connections of the others break, or (some transports) they wait for ever."""
+        if not self.freeze():
+            return
+        client = self._launch.world.setting.script.client
+        if client and self._noise.random() < 0.25:
+            self._wait_for_ever()
+        else:
+            self._break(self._launch.truth.cycle)
+
+    def stand_still(self) -> None:
+        """A rank hangs, or a machine is silent: the others wait."""
+        if self.freeze():
+            self._wait_for_ever()
+
+    def _break(self, cycle: int) -> None:
+        for agent in self._agents():
+            self._clock.after(self._noise.uniform(0.0005, 0.012), self._broken, agent, cycle)
+
+    def _broken(self, agent: Agent, cycle: int) -> None:
+        linger_s = self._noise.uniform(0.02, 1.5)
+        for proc in self._procs(agent, cycle):
+            agent.nursery.leave(proc, linger_s + 0.001 * (proc.rank % 7), Exit(code=1), self._noise.choice(VICTIM_STAMPS))
+
+    def _wait_for_ever(self) -> None:
+        """The detector finds every rank that stands still, within a look of the timeout."""
+        step, script = self._launch.step, self._launch.world.setting.script
+        if not script.client or step is None:
+            return
+        self._launch.truth.stands_still = True
+        in_setup = step.began_at is None or step.steps() == 0
+        section, limit_s = ("setup", script.setup_timeout_s) if in_setup else ("step", script.step_timeout_s)
+        for agent in self._agents():
+            wait_s = limit_s + self._noise.uniform(0.0, 0.1)
+            self._clock.after(wait_s, agent.find_hangs, self._launch.truth.cycle, section, limit_s, wait_s)
+
+    @staticmethod
+    def _procs(agent: Agent, cycle: int) -> list[Proc]:
+        return [proc for proc in sorted(agent.nursery.procs.values(), key=lambda p: p.rank) if proc.cycle == cycle]
+
+    # -- meeting ------------------------------------------------------------------------------------------------------------------------
+
+    def look_for_others(self, agent: Agent, cycle: int) -> None:
+        """Ranks that were just forked need the store and each other, and fail without, sooner or later."""
+        launch = self._launch
+        master = launch.state.master
+        if launch.step is not None and launch.step.frozen_at is not None:
+            self._clock.after(self._noise.uniform(0.5, 5.0), self._broken, agent, cycle)
+        elif master is not None and master.serving and master not in launch.stores:
+            launch.truth.platform = True
+            self._clock.after(self._noise.uniform(0.5, 5.0), self._fail, agent, cycle, NO_STORE_STAMP)
+        else:
+            self._clock.after(launch.world.setting.script.setup_timeout_s, self._not_met, agent, cycle)
+
+    def _fail(self, agent: Agent, cycle: int, stamp: str) -> None:
+        self.freeze()
+        for proc in self._procs(agent, cycle):
+            agent.nursery.leave(proc, self._noise.uniform(0.02, 0.5), Exit(code=1), stamp)
+
+    def _not_met(self, agent: Agent, cycle: int) -> None:
+        launch = self._launch
+        if cycle != launch.truth.cycle or launch.step is None or launch.step.met or not agent.live:
+            return
+        if launch.world.setting.script.client:
+            limit_s = launch.world.setting.script.setup_timeout_s
+            agent.find_hangs(cycle, "setup", limit_s, limit_s)
+        else:
+            self._fail(agent, cycle, NOT_MET_STAMP)
+
+    # -- going well ---------------------------------------------------------------------------------------------------------------------
+
+    def first_step(self, cycle: int) -> None:
+        """Every agent sees its ranks step. Later progress is not told: no rule reads more of it while all ranks run."""
+        if self._launch.world.setting.script.client:
+            for agent in self._agents():
+                self._clock.after(self._noise.uniform(0.0, 0.1), self._tell_progress, agent, cycle, 1)
+
+    def _tell_progress(self, agent: Agent, cycle: int, steps: int) -> None:
+        step = self._launch.step
+        if (
+            step is not None
+            and agent.live
+            and agent.machine.cycle == cycle
+            and len(self._procs(agent, cycle)) == self._launch.world.setting.nproc
+        ):
+            self._launch.controller.offer(ProgressSeen(agent.name, cycle, step.base + steps, steps))
+
+    def complete(self, cycle: int) -> None:
+        """The training is done: every rank leaves with 0, some nodes' later than others'."""
+        self._launch.world.tally.runs_completed += 1
+        for agent in self._agents():
+            luck = agent.host.luck
+            late_s, trains = luck.take("finish_late_s"), bool(luck.take("finish_trains"))
+            self._clock.after(late_s + self._noise.uniform(0.0, 2.0), self._leave_all, agent, cycle)
+            if late_s and trains and self._launch.world.setting.script.client:
+                self._train_on(agent, cycle, 2, self._clock.now + late_s)
+
+    def _train_on(self, agent: Agent, cycle: int, steps: int, until: float) -> None:
+        """A straggler still steps, as its agent sees."""
+        if self._clock.now < until and agent.live:
+            self._tell_progress(agent, cycle, steps)
+            self._clock.after(2.0, self._train_on, agent, cycle, steps + 1, until)
+
+    def _leave_all(self, agent: Agent, cycle: int) -> None:
+        for proc in self._procs(agent, cycle):
+            agent.nursery.leave(proc, self._noise.uniform(0.01, 0.5), Exit(code=0))

@@ -1,0 +1,189 @@
+"""The simulated world: machines, time, faults, one launch after the other, and the checks at every step.
+
+A scheduler starts the job again after each verdict, as a user would, until the hours are over; then faults stop, and the last launch must become
+healthy or be done. All randomness comes from streams of the seed: one for what goes wrong (drawn before), one for how long things take.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from ft_launcher.core.state import Phase
+from ft_launcher.errors import BugError
+from ft_launcher.sim import end_invariants, inject
+from ft_launcher.sim.checks import JobStep, NodeStep
+from ft_launcher.sim.clock import Clock
+from ft_launcher.sim.faults import Fault
+from ft_launcher.sim.host import Host, Luck
+from ft_launcher.sim.job_invariants import JOB
+from ft_launcher.sim.launch import Launch
+from ft_launcher.sim.node_invariants import NODE
+from ft_launcher.sim.setting import Setting
+from ft_launcher.sim.tally import Tally, Violation
+from ft_launcher.sim.trace import Trace
+from ft_launcher.sim.training import Storage
+from ft_launcher.sim.truth_invariants import TRUTH
+
+JOB_CHECKS = (*JOB, *TRUTH)
+LOOK_S = 15.0
+"""After the faults the world looks this often whether the job is healthy."""
+
+
+class World:
+    """`run()` once; then `tally`, `trace` and `violations` tell what came of it."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.clock = Clock()
+        self.noise = random.Random(f"noise {setting.seed}")
+        self.hosts = [Host(name, number, self.noise.randrange(10**15)) for number, name in enumerate(setting.names)]
+        self.storage = Storage()
+        self.trace = Trace()
+        self.tally = Tally()
+        self.violations: list[Violation] = []
+        self.launch: Launch | None = None
+        self.enough_since: float | None = None
+        self.kept_steps = 0
+        self.ended = False
+        self._generation = 0
+
+    # -- the course of the world ------------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """All hours, then the time to become healthy. Stops at the first violation: what follows one proves nothing."""
+        horizon = self.setting.hours * 3600
+        for fault in self.setting.plan:
+            self.clock.at(fault.at_s, self._strike, fault)
+        self.clock.at(0.0, self._start)
+        self._until(horizon)
+        self.kept_steps = self.useful_steps()
+        self._stop_faults()
+        deadline = horizon + self.setting.settle_s
+        while not self.clock.halted and not self.settled and self.clock.now < deadline:
+            self._until(min(deadline, self.clock.now + LOOK_S))
+        self._judge([(check.__name__, check(self)) for check in end_invariants.WORLD])
+        if self.launch is not None and not self.violations and not self.launch.over:
+            self._end_checks(self.launch)
+
+    def _until(self, when: float) -> None:
+        try:
+            self.clock.run(when)
+        except BugError as bug:
+            self._violated("no_impossible_event", str(bug).replace("\n", " | "))
+        except (ValueError, KeyError, AttributeError, TypeError, AssertionError) as error:
+            self._violated("no_exception", f"{type(error).__name__}: {error}")
+
+    def _start(self) -> None:
+        if self.ended:
+            return
+        self.tally.launches += 1
+        self.trace.note(self.clock.now, "scheduler", f"launch {self._generation} starts")
+        self.launch = Launch(self, self._generation)
+        self._generation += 1
+        self.count_usable()
+        self.launch.begin()
+
+    def launch_over(self, launch: Launch) -> None:
+        """Every agent has left: count, check, and have the scheduler start the next one, while the hours last."""
+        verdict = launch.state.verdict
+        self.tally.outcomes[verdict.outcome.value if verdict else "?"] += 1
+        self._end_checks(launch)
+        self._count_useful()
+        if not self.ended:
+            self.clock.after(self.setting.platform.requeue_s, self._start)
+
+    def _stop_faults(self) -> None:
+        """Nothing new goes wrong; what is broken stays broken, or comes back as it would have."""
+        for host in self.hosts:
+            host.luck, host.store_slow_s = Luck(), 0.0
+        self.ended = True
+        if self.launch is None or self.launch.over:
+            self.launch = None
+
+    @property
+    def healthy(self) -> bool:
+        """All ranks have completed a step of the running cycle, and none is missing."""
+        step = self.launch.step if self.launch is not None else None
+        return (
+            step is not None and self.launch is not None and self.launch.state.phase is Phase.RUNNING and step.stepping and step.steps() > 0
+        )
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is left to wait for."""
+        return self.launch is None or self.launch.over or self.healthy
+
+    # -- faults -----------------------------------------------------------------------------------------------------------------------------
+
+    def _strike(self, fault: Fault) -> None:
+        if self.ended:
+            return
+        said = inject.strike(self, fault)
+        if said is None:
+            self.tally.missed += 1
+            return
+        self.tally.faults[fault.kind] += 1
+        self.trace.note(self.clock.now, "fault", said)
+        self.count_usable()
+
+    def count_usable(self) -> None:
+        """Note since when enough machines have been usable: up, with an agent, able to start ranks."""
+        launch = self.launch
+        agents = launch.agents if launch is not None else {}
+        ruled_out = launch.state.ruled_out if launch is not None else {}
+        fit = [agents[h.name] for h in self.hosts if h.up and h.name in agents and h.name not in ruled_out]
+        if sum(agent.live and agent.nursery.usable for agent in fit) < self.setting.options.nodes_wanted:
+            self.enough_since = None
+        elif self.enough_since is None:
+            self.enough_since = self.clock.now
+
+    # -- what was achieved --------------------------------------------------------------------------------------------------------------------
+
+    def _count_useful(self) -> None:
+        """A complete training is kept for good; the next launch begins a new one."""
+        if self.storage.saved >= self.setting.script.steps:
+            self.tally.useful_steps += self.setting.script.steps
+            self.storage.saved = self.storage.reached = 0
+
+    def useful_steps(self) -> int:
+        """All steps that are kept by now: complete trainings, and this one's checkpoints and running cycle."""
+        step = self.launch.step if self.launch is not None else None
+        current = step.base + step.steps() if step is not None and step.stepping else self.storage.saved
+        return self.tally.useful_steps + current
+
+    # -- checks -----------------------------------------------------------------------------------------------------------------------------
+
+    def check_job(self, step: JobStep) -> None:
+        """After every event of the job machine."""
+        for check in JOB_CHECKS:
+            said = check(step)
+            if said is not None:
+                self._violated(check.__name__, said)
+        if step.launch.stop_asked_at is not None:
+            self._judge([("a_stop_is_heard", end_invariants.a_stop_is_heard(step.launch))])
+
+    def check_node(self, step: NodeStep) -> None:
+        """Before every action of a node."""
+        for check in NODE:
+            said = check(step)
+            if said is not None:
+                self._violated(check.__name__, said)
+
+    def _end_checks(self, launch: Launch) -> None:
+        self._judge([(check.__name__, check(launch)) for check in end_invariants.LAUNCH])
+
+    def _judge(self, found: list[tuple[str, str | None]]) -> None:
+        for name, said in found:
+            if said is not None:
+                self._violated(name, said)
+
+    def _violated(self, name: str, said: str) -> None:
+        if not self.violations:
+            self.violations.append(Violation(name, said, self.clock.now))
+            self.trace.note(self.clock.now, "VIOLATION", f"{name}: {said}")
+        self.clock.halt()
+
+    def later(self, delay_s: float, act: Callable[[], None]) -> None:
+        """Plan something of the world's own."""
+        self.clock.after(delay_s, act)
