@@ -1,8 +1,8 @@
 """What the timeout learner remembers of the durations it has seen, in bounded space: three memories with three different horizons.
 
 - `Recent`: the last 64, sorted. Says what is usual now, and follows a change of regime within three occurrences.
-- `Peaks`: the few long ones that stood out, each held twice as long (in occurrences) as it once took to come. A lone stall is forgotten soon, an evaluation every
-  1,000 steps never, and nobody has to say which is which.
+- `Peaks`: the few kinds of long ones that stood out. One that came once is held twice as long (in occurrences) as it took to come, one that came again 8 times the
+  longest wait for it. A lone stall is forgotten soon, an evaluation every 1,000 steps never, and nobody has to say which is which.
 - `LogHistogram`: counts in fixed logarithmic buckets; says how heavy the tail is (and is what dashboards draw).
 
 Everything here counts occurrences, never seconds of a clock, and knows nothing of timeouts. `from_json` raises ValueError for anything that `to_json` could not have
@@ -18,8 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 RECENT = 64
-HOLD_MIN, HOLD_MAX, HOLD_GAPS = 128, 20_000, 2
+HOLD_MIN, HOLD_MAX, HOLD_ONCE, HOLD_AGAIN = 128, 50_000, 2, 8
 MAX_PEAKS, KEEP_RATIOS = 8, 64
+FEW, SPREAD_OF_FEW = 16, 0.17
 SAME_PEAK = 1.5
 LONGEST_S = 1e9
 """No duration beyond this (30 years) is believed."""
@@ -46,26 +47,35 @@ def listed(value: object, most: int) -> Sequence[object]:
     return value
 
 
+def _log(duration_s: float) -> int:
+    """Millionths of ln(duration): whole, so that a running sum stays exact."""
+    return round(1e6 * math.log(max(duration_s, 1e-6)))
+
+
 class Recent:
     """The last `RECENT` durations, in order and sorted."""
 
     def __init__(self, durations: Sequence[float] = ()) -> None:
         self._order = deque(durations[-RECENT:])
         self._sorted = sorted(self._order)
+        self._logs = sum(map(_log, self._order))
 
     def add(self, duration_s: float) -> None:
         """One more; the oldest goes."""
         if len(self._order) == RECENT:
-            del self._sorted[bisect_left(self._sorted, self._order.popleft())]
+            oldest_s = self._order.popleft()
+            del self._sorted[bisect_left(self._sorted, oldest_s)]
+            self._logs -= _log(oldest_s)
         self._order.append(duration_s)
         insort(self._sorted, duration_s)
+        self._logs += _log(duration_s)
 
     def __len__(self) -> int:
         return len(self._order)
 
     def typical_s(self) -> float:
-        """The median; 0 for nothing."""
-        return self._sorted[len(self._sorted) // 2] if self._sorted else 0.0
+        """The geometric mean; 0 for nothing. (The median jumps from one kind to the other where two kinds of step are equally frequent.)"""
+        return math.exp(1e-6 * self._logs / len(self._order)) if self._order else 0.0
 
     def nth_longest_s(self, n: int) -> float:
         """The n-th longest (1: the longest), the shortest where there are fewer; 0 for nothing."""
@@ -83,8 +93,8 @@ class Recent:
 
 @dataclass(slots=True)
 class Peak:
-    """A kind of long occurrence: how long, how many times the median of its time that was, when last (index of the occurrence), the longest wait for one, how often, and
-    until when it is held."""
+    """A kind of long occurrence: how long, how many times the usual of its time that was, when last (index of the occurrence), the longest wait for one, how often, until
+    when it is held, and what it may raise a limit to (seconds) while it came only once."""
 
     duration_s: float
     ratio: float
@@ -92,6 +102,7 @@ class Peak:
     gap: int
     times: int
     until: int
+    once_s: float
 
     def now_s(self, typical_s: float) -> float:
         """How long it would be where `typical_s` is usual: everything in a section grows with a longer sequence, only pauses do not shrink with a shorter one."""
@@ -104,15 +115,14 @@ class Peaks:
     def __init__(self) -> None:
         self._kinds: list[Peak] = []
         self._ratios: deque[float] = deque(maxlen=KEEP_RATIOS)
-        self._next_end: float = math.inf
-        self.spread = 0.0
+        self._spread: float | None = 0.0
 
-    def add(self, index: int, duration_s: float, typical_s: float) -> None:
-        """Occurrence number `index` stood out from a median of `typical_s`."""
+    def add(self, index: int, duration_s: float, typical_s: float, once_s: float) -> None:
+        """Occurrence number `index` stood out where `typical_s` was usual."""
         ratio = duration_s / max(typical_s, 1e-6)
         kind = min(self._kinds, key=lambda peak: abs(math.log(peak.ratio / ratio)), default=None)
         if kind is None or not 1 / SAME_PEAK < ratio / kind.ratio < SAME_PEAK:
-            kind = Peak(duration_s, ratio, 0, 0, 0, 0)
+            kind = Peak(duration_s, ratio, 0, 0, 0, 0, once_s)
             self._kinds.append(kind)
         held = kind.until > index
         kind.duration_s = max(kind.duration_s, duration_s) if held and ratio < kind.ratio * SAME_PEAK else duration_s
@@ -120,35 +130,30 @@ class Peaks:
         kind.gap = max(kind.gap, index - kind.at)
         kind.times += 1
         kind.at = index
-        kind.until = index + min(HOLD_MAX, max(HOLD_MIN, HOLD_GAPS * kind.gap))
+        kind.until = index + min(HOLD_MAX, max(HOLD_MIN, (HOLD_ONCE if kind.times == 1 else HOLD_AGAIN) * kind.gap))
         if len(self._kinds) > MAX_PEAKS:
             self._kinds.remove(min(self._kinds, key=lambda peak: (peak.until > index, peak.duration_s)))
         self._ratios.append(ratio)
-        self._measure(index)
+        self._spread = None
 
     def held(self, index: int) -> list[Peak]:
         """Those not yet forgotten at occurrence `index`."""
         return [peak for peak in self._kinds if peak.until > index]
 
-    def changes_at(self, index: int) -> bool:
-        """Whether something held is forgotten at `index`; asked at every occurrence, so it must cost nothing."""
-        if index < self._next_end:
-            return False
-        self._measure(index)
-        return True
-
-    def _measure(self, index: int) -> None:
-        """When the next kind is forgotten; and `spread`, the mean of ln(ratio / upper quartile) over the longest quarter of
-        the latest ones (Hill's estimator of 1/alpha)."""
-        self._next_end = min((peak.until for peak in self._kinds if peak.until > index), default=math.inf)
-        ordered = sorted(self._ratios)
-        split = len(ordered) * 3 // 4
-        above = ordered[split:]
-        self.spread = sum(math.log(ratio / ordered[split - 1]) for ratio in above) / len(above) if split else 0.0
+    def spread(self) -> float:
+        """How much those that stood out lately differ: the mean of ln(ratio / upper quartile) over their longest quarter (Hill's estimator of 1/alpha of a Pareto tail);
+        while they are fewer than `FEW`, over all of them against the shortest, at most `SPREAD_OF_FEW` (two kinds are not yet a tail)."""
+        if self._spread is None:
+            ordered = sorted(self._ratios)
+            split = len(ordered) * 3 // 4 if len(ordered) >= FEW else 1
+            least, above = ordered[split - 1], ordered[split:] or ordered
+            mean = sum(math.log(ratio / least) for ratio in above) / len(above)
+            self._spread = mean if len(ordered) >= FEW else min(SPREAD_OF_FEW, mean)
+        return self._spread
 
     def to_json(self) -> list[list[list[float]] | list[float]]:
         """The kinds, a list for each, and the latest ratios."""
-        return [[[p.duration_s, p.ratio, p.at, p.gap, p.times, p.until] for p in self._kinds], list(self._ratios)]
+        return [[[p.duration_s, p.ratio, p.at, p.gap, p.times, p.until, p.once_s] for p in self._kinds], list(self._ratios)]
 
     @classmethod
     def from_json(cls, value: object, index: int) -> Peaks:
@@ -156,11 +161,12 @@ class Peaks:
         peaks = cls()
         kinds, ratios = listed(value, 2)
         for item in listed(kinds, MAX_PEAKS):
-            duration_s, ratio, at, gap, times, until = listed(item, 6)
+            duration_s, ratio, at, gap, times, until, once_s = listed(item, 7)
             sizes = number(duration_s, 1e-9, LONGEST_S), number(ratio, 1e-9, 1e18)
-            peaks._kinds.append(Peak(*sizes, whole(at, index), whole(gap, index), whole(times), whole(until, index + HOLD_MAX)))
+            counts = whole(at, index), whole(gap, index), whole(times), whole(until, index + HOLD_MAX)
+            peaks._kinds.append(Peak(*sizes, *counts, number(once_s, 0, 1e18)))
         peaks._ratios.extend(number(ratio, 1e-9, 1e18) for ratio in listed(ratios, KEEP_RATIOS))
-        peaks._measure(index)
+        peaks._spread = None if peaks._ratios else 0.0
         return peaks
 
 

@@ -106,16 +106,23 @@ class Roster:
         """The same places for everybody who is still there, spares in exactly the holes; None while nodes are missing."""
         if state.placement is None:
             return self._first_placement(state)
-        placement, spares = state.placement, self._spares(state)
-        for hole in [n for n in placement.nodes if n in state.lost or not self.ready(n, state)]:
-            if hole not in self.holes(state) and hole not in state.lost:
-                return None
+        known = self.holes(state)
+        holes = [n for n in placed(state) if n in state.lost or not self.ready(n, state)]
+        if any(n not in known and n not in state.lost for n in holes):
+            return None
+        return self._filled(state.placement, holes, state)
+
+    def _filled(self, placement: Placement, holes: list[str], state: JobState) -> Placement | None:
+        """Spares in the holes. Where they are too few, nodes that have come back keep their own: the spares of last resort."""
+        spares = self._spares(state)
+        returned = [n for n in holes if self.ready(n, state)]
+        kept = returned[: max(0, len(holes) - len(spares))]
+        for hole in (n for n in holes if n not in kept):
             chosen = choose_spare(self._labels(hole), spares).node
-            if chosen is not None:
-                placement = placement.replace(hole, chosen)
-                spares = [s for s in spares if s.node != chosen]
-            elif not self.ready(hole, state):
+            if chosen is None:
                 return None
+            placement = placement.replace(hole, chosen)
+            spares = [s for s in spares if s.node != chosen]
         return placement
 
     def late(self, state: JobState) -> list[str]:

@@ -15,7 +15,6 @@ from ft_launcher.core.evidence import NO_CYCLE, Address, Blame, RankExit, RankPr
 from ft_launcher.core.placement import Placement
 from ft_launcher.core.topology import Topology
 
-
 Attribute = Callable[[Mapping[int, RankProgress], Mapping[int, RankExit], float, Topology], Blame]
 """(progress, exits, age of the hang in seconds, topology) -> whose hang it is. Pure; handed in, because it belongs to the monitors (monitors.attribution)."""
 

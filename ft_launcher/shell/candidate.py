@@ -9,42 +9,54 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
 
 from ft_launcher.core.membership import Reply
 from ft_launcher.errors import PlatformError
-from ft_launcher.shell.channel import Identity, reach
+from ft_launcher.shell.channel import Identity, Peer, reach
 from ft_launcher.shell.controller import Controller, DeposedError
+from ft_launcher.shell.follow import UNREACHABLE, follow
 from ft_launcher.shell.keys import Keys
 from ft_launcher.shell.lease import Registration
-from ft_launcher.shell.store import Created, Delete, Entry, LeaseGoneError, Store
+from ft_launcher.shell.store import Created, Delete, LeaseGoneError, Store
 
 HESITATE_S = 0.2
 """Nodes that hold ranks let spares go first: a controller on a spare dies with no rank beside it."""
 
 
-class Candidate:
-    """One agent's candidacy. `make()` builds a fresh controller; `busy()` says whether this node holds ranks."""
+@dataclass(frozen=True, slots=True)
+class Office:
+    """What is stood for, and by whom."""
 
-    def __init__(self, store: Store, keys: Keys, identity: Identity, make: Callable[[], Controller], busy: Callable[[], bool]) -> None:
-        self._store = store
-        self._keys = keys
-        self._identity = identity
+    store: Store
+    keys: Keys
+    identity: Identity
+
+
+class Candidate:
+    """One agent's candidacy. `make()` builds a fresh controller; `busy()` says whether this node holds ranks, `patient()` whether a store that stays away is waited for."""
+
+    def __init__(self, office: Office, make: Callable[[], Controller], busy: Callable[[], bool], patient: Callable[[], bool]) -> None:
+        self._store, self._keys, self._identity = office.store, office.keys, office.identity
         self._make = make
         self._busy = busy
+        self._patient = patient
         self.controller: Controller | None = None
 
     async def run(self, registration: Registration) -> None:
         """Stand until the job is done under our control (others end by being cancelled). Raises PlatformError when the store stays away."""
         while True:
-            leader = await self._store.get(self._keys.leader)
-            if leader is not None:
-                await self._until_vacant(leader)
+            try:
+                await self._until_vacant()
+                if self._busy():
+                    await asyncio.sleep(HESITATE_S)
+                    if await self._store.get(self._keys.leader) is not None:
+                        continue
+            except PlatformError as error:
+                if error.exit_code != UNREACHABLE or not self._patient():
+                    raise
                 continue
-            if self._busy():
-                await asyncio.sleep(HESITATE_S)
-                if await self._store.get(self._keys.leader) is not None:
-                    continue
             with suppress(DeposedError, LeaseGoneError):
                 await self._govern(registration)
                 return
@@ -59,10 +71,12 @@ class Candidate:
             self.controller = None
             await controller.close()
 
-    async def _until_vacant(self, leader: Entry) -> None:
-        async for batch in self._store.watch(self._keys.leader, leader.modified + 1):
-            if any(change.entry is None or change.entry.created != leader.created for change in batch.changes) or batch.reset:
-                return
+    async def _until_vacant(self) -> None:
+        """Until there is no leader key. The keys' order tells: what a batch says last holds, and a reset that lists none says that it is gone."""
+        async with aclosing(follow(self._store, self._keys.leader, self._patient)) as found:
+            async for batch in found:
+                if not batch.changes or batch.changes[-1].entry is None:
+                    return
 
     async def leader_disconnected(self) -> None:
         """The controller's connection to us was closed by its host. If nobody listens there any more, the office is vacant now, not a TTL later."""
@@ -73,5 +87,5 @@ class Candidate:
             said = json.loads(leader.value)
             if said["node"] == self._identity.node_id or not said.get("address"):
                 return
-            if await reach(said["address"], said["node"], self._identity) is Reply.REFUSED:
+            if await reach(Peer(said["node"], said["address"], said["incarnation"]), self._identity) is Reply.REFUSED:
                 await self._store.transact([Created(self._keys.leader, leader.created)], [Delete(self._keys.leader)])

@@ -31,6 +31,19 @@ class Identity:
     secret: str
 
 
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """An agent to talk to. At the same address another node, or a later agent of this one, may answer: then this agent is gone."""
+
+    node_id: str
+    address: str
+    incarnation: str
+
+    def is_who(self, said: Body | None) -> bool:
+        """Whether this is how that very agent introduces itself."""
+        return said is not None and (said.get("node"), said.get("incarnation")) == (self.node_id, self.incarnation)
+
+
 def split_address(address: str) -> tuple[str, int]:
     """`host:port` or `[v6]:port` as its two parts. ValueError for anything else."""
     host, _, port = address.rpartition(":")
@@ -75,6 +88,11 @@ class ChannelServer:
         listener = socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=1024)
         self._server = await asyncio.start_server(self._serve, sock=listener, limit=LINE_BYTES)
         return int(listener.getsockname()[1])
+
+    @property
+    def connected(self) -> bool:
+        """A controller is there."""
+        return bool(self._writers)
 
     def tell(self, body: Body) -> None:
         """Send to the controller, if one is connected; a peer that does not read loses the connection, never delays us."""
@@ -127,32 +145,27 @@ async def _connect(address: str, identity: Identity, role: str) -> tuple[asyncio
         raise
 
 
-async def reach(address: str, node_id: str, identity: Identity, within_s: float = HELLO_S) -> Reply:
-    """Is the agent of this node there? Another one at its address means that it is not."""
+async def reach(peer: Peer, identity: Identity, within_s: float = HELLO_S) -> Reply:
+    """Is this agent there? Another one at its address means that it is not."""
     try:
         async with asyncio.timeout(within_s):
-            _, writer, said = await _connect(address, identity, "probe")
+            _, writer, said = await _connect(peer.address, identity, "probe")
     except (ConnectionRefusedError, ConnectionResetError):
         return Reply.REFUSED
     except (OSError, TimeoutError, ValueError):
         return Reply.SILENT
     writer.transport.abort()
-    return Reply.ANSWERED if said is not None and said.get("node") == node_id else Reply.REFUSED
+    return Reply.ANSWERED if peer.is_who(said) else Reply.REFUSED
 
 
 class Line:
-    """The controller's connection to one agent: kept up until `close`; every break is told, with what a new attempt gave."""
+    """The controller's connection to one agent: kept up until `close`; every break is told, with what a new attempt gave. `tried`: at least one attempt is over."""
 
     def __init__(
-        self,
-        node_id: str,
-        address: str,
-        identity: Identity,
-        on_body: Callable[[str, Body], None],
-        on_state: Callable[[str, Reply | None], None],
+        self, peer: Peer, identity: Identity, on_body: Callable[[str, Body], None], on_state: Callable[[str, Reply | None], None]
     ) -> None:
-        self._node_id = node_id
-        self._address = address
+        self._peer = peer
+        self.tried = False
         self._identity = identity
         self._on_body = on_body
         self._on_state = on_state
@@ -170,7 +183,8 @@ class Line:
         pause_s = 0.1
         while True:
             reply = await self._talk()
-            self._on_state(self._node_id, reply)
+            self.tried = True
+            self._on_state(self._peer.node_id, reply)
             pause_s = 0.1 if reply is None else min(2 * pause_s, 1.0)
             await asyncio.sleep(pause_s)
 
@@ -178,19 +192,19 @@ class Line:
         """One connection from start to end. None: it stood and was then closed by the other side; else what the attempt gave."""
         try:
             async with asyncio.timeout(HELLO_S):
-                reader, writer, said = await _connect(self._address, self._identity, "controller")
+                reader, writer, said = await _connect(self._peer.address, self._identity, "controller")
         except (ConnectionRefusedError, ConnectionResetError):
             return Reply.REFUSED
         except (OSError, TimeoutError, ValueError):
             return Reply.SILENT
         try:
-            if said is None or said.get("node") != self._node_id:
+            if not self._peer.is_who(said):
                 return Reply.REFUSED
-            self._writer = writer
-            self._on_state(self._node_id, Reply.ANSWERED)
+            self._writer, self.tried = writer, True
+            self._on_state(self._peer.node_id, Reply.ANSWERED)
             with suppress(OSError, ValueError, asyncio.LimitOverrunError):
                 while (body := await _read(reader)) is not None:
-                    self._on_body(self._node_id, body)
+                    self._on_body(self._peer.node_id, body)
             return None
         finally:
             self._writer = None

@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ft_launcher.config import Config
 from ft_launcher.core.evidence import NodeInfo
+from ft_launcher.core.membership import Reply
 from ft_launcher.core.state import JobState, Outcome, Phase
 from ft_launcher.errors import ConfigError
+from ft_launcher.shell.channel import Peer
 from ft_launcher.shell.keys import Keys
 from ft_launcher.shell.store import Compare, Created, Delete, Entry, Modified, Operation, Put, Store
 
 Say = Callable[[str], None]
 MARGIN_S = 1.0
+POLL_S = 0.25
+MOST_ASKED = 8
+"""So many registered agents are asked at a time whether they live."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,10 @@ class FinishedError(Exception):
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code
+
+
+async def _nobody(peer: Peer) -> Reply:
+    return Reply.SILENT
 
 
 def spec_of(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
@@ -66,22 +76,26 @@ class Joiner:
         self._config = config
         self._spec = dict(spec)
         self._say = say
+        self._reach: Callable[[Peer], Awaitable[Reply]] = _nobody
 
-    async def join(self, info: Callable[[int], NodeInfo]) -> Joined:
-        """Register `info(generation)`. Raises ConfigError (another job, or the node id is in use), FinishedError, PlatformError (the store)."""
-        await self._wait_for_own_id()
-        generation = await self._generation()
+    async def join(self, info: Callable[[int], NodeInfo], reach: Callable[[Peer], Awaitable[Reply]]) -> Joined:
+        """Register `info(generation)`. Raises ConfigError (another job, or the node id is in use), FinishedError, PlatformError (the store).
+
+        `reach` tells whether an agent is there. The registration holds only if the generation is still the newest.
+        """
+        self._reach = reach
         while True:
+            await self._wait_for_own_id()
+            generation, spec_revision = await self._generation()
             lease = await self._store.grant(self._config.node_ttl_s)
             key = self._keys.node(self._config.node_id)
             put: list[Operation] = [
                 Put(key, json.dumps(info(generation).to_json()), lease),
                 Delete(self._keys.report(self._config.node_id)),
             ]
-            if (await self._store.transact([Created(key, 0)], put)).succeeded:
+            if (await self._store.transact([Created(key, 0), Modified(self._keys.spec, spec_revision)], put)).succeeded:
                 return Joined(generation, lease)
             await self._store.revoke(lease)
-            await self._wait_for_own_id()
 
     async def secret(self) -> str:
         """What opens the channel between the agents of this run; made by the first of them."""
@@ -115,39 +129,74 @@ class Joiner:
         holder = NodeInfo.from_json(json.loads(entry.value))
         return f"--node-id {holder.node_id}: run {self._config.run_id} has a live agent of this id at {holder.address}; choose another --node-id, or another --run-id"
 
-    async def _generation(self) -> int:
-        """The generation that lives, or a new one."""
+    async def _generation(self) -> tuple[int, int]:
+        """The generation that lives, or a new one, and the revision of its spec."""
         while True:
-            job, spec = await self._store.get(self._keys.job), await self._store.get(self._keys.spec)
+            spec, job = await self._store.get(self._keys.spec), await self._store.get(self._keys.job)
             if job is None:
                 begun = await self._begin(0, [Created(self._keys.job, 0)])
             else:
                 state = JobState.from_json(json.loads(job.value))
-                if await self._lives(state, spec):
-                    return state.generation
+                known = json.loads(spec.value) if spec is not None else {}
+                if spec is not None and known.get("generation") != state.generation:
+                    continue  # one was begun between the two reads
+                if await self._lives(state, known):
+                    return state.generation, spec.modified if spec is not None else 0
                 begun = await self._begin(state.generation + 1, [Modified(self._keys.job, job.modified)])
             if begun is not None:
                 return begun
 
-    async def _begin(self, generation: int, compares: list[Compare]) -> int | None:
+    async def _begin(self, generation: int, compares: list[Compare]) -> tuple[int, int] | None:
         fresh = JobState(self._config.run_id, generation)
         puts = [
             Put(self._keys.job, json.dumps(fresh.to_json())),
             Put(self._keys.spec, json.dumps({**self._spec, "generation": generation})),
         ]
-        return generation if (await self._store.transact(compares, puts)).succeeded else None
+        outcome = await self._store.transact(compares, puts)
+        return (generation, outcome.revision) if outcome.succeeded else None
 
-    async def _lives(self, state: JobState, spec: Entry | None) -> bool:
+    async def _lives(self, state: JobState, known: Mapping[str, Any]) -> bool:
         """Whether the stored generation is the one to join. Raises where this agent must not be here at all."""
-        known = json.loads(spec.value) if spec is not None else {}
         same_launch = bool(self._spec["launch"]) and known.get("launch") == self._spec["launch"]
-        present = (await self._store.list(self._keys.nodes)).entries
         if state.phase is Phase.DONE:
             return await self._ended(state, same_launch)
-        if not present and await self._store.get(self._keys.leader) is None and not same_launch:
+        holder = await self._member()
+        if holder is None and not same_launch:
             return False
-        self._compare(known, present)
+        self._compare(known, holder or "another node")
         return True
+
+    async def _member(self) -> str | None:
+        """A node whose agent lives, None where there is none. An answer is proof; without one, only a registration that outlasts a lease time is."""
+        ttl_s, told = self._config.node_ttl_s, False
+        for _ in range(int((ttl_s + MARGIN_S) / POLL_S)):
+            peers = await self._registered()
+            if not peers:
+                return None
+            some = random.sample(peers, min(len(peers), MOST_ASKED))
+            replies = await asyncio.gather(*(self._reach(peer) for peer in some))
+            answered = [peer.node_id for peer, reply in zip(some, replies, strict=True) if reply is Reply.ANSWERED]
+            if answered:
+                return answered[0]
+            if not told:
+                self._say(
+                    f"run {self._config.run_id}: {peers[0].node_id} is registered but does not answer: waiting up to {ttl_s + MARGIN_S:g} s to see whether it lives"
+                )
+            told = True
+            await asyncio.sleep(POLL_S)
+        left = await self._registered()
+        return left[0].node_id if left else None
+
+    async def _registered(self) -> list[Peer]:
+        """The controller where there is one (it is enough, and many agents ask at once), else all nodes."""
+        leader = await self._store.get(self._keys.leader)
+        if leader is not None:
+            said = json.loads(leader.value)
+            controller = Peer(said["node"], said["address"], said["incarnation"])
+            if await self._reach(controller) is Reply.ANSWERED:
+                return [controller]
+        nodes = [NodeInfo.from_json(json.loads(entry.value)) for entry in (await self._store.list(self._keys.nodes)).entries]
+        return [Peer(node.node_id, node.address, node.incarnation) for node in nodes]
 
     async def _ended(self, state: JobState, same_launch: bool) -> bool:
         """The generation is over: late agents of it learn so; anybody who was there before means to run it again."""
@@ -156,12 +205,12 @@ class Joiner:
         finished = verdict is not None and verdict.outcome is Outcome.FINISHED
         if same_launch or (finished and not was_there and not self._spec["launch"]):
             said = f"{verdict.outcome.value}: {verdict.reason}" if verdict is not None else "ended"
-            raise FinishedError(f"run {self._config.run_id} has ended already ({said}); nothing to do here", 0)
+            code = verdict.exit_code if verdict is not None and state.placement is None else 0
+            raise FinishedError(f"run {self._config.run_id} has ended already ({said}); nothing to do here", code)
         return False
 
-    def _compare(self, known: Mapping[str, Any], present: tuple[Entry, ...]) -> None:
+    def _compare(self, known: Mapping[str, Any], holder: str) -> None:
         """Refuse to take part in a different job; both values are named."""
-        holder = NodeInfo.from_json(json.loads(present[0].value)).node_id if present else "another node"
         for name, mine in self._spec.items():
             theirs = str(known.get(name, mine))
             if name == "launch" and mine != theirs:

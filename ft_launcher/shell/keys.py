@@ -46,6 +46,11 @@ class Keys:
         """Prefix of the nodes' cumulative reports."""
         return f"{self.root}reports/"
 
+    @property
+    def registers(self) -> str:
+        """Prefix of what the store's clients keep for themselves."""
+        return f"{self.root}registers/"
+
     def node(self, node_id: str) -> str:
         """A node's registration (on its lease)."""
         return f"{self.nodes}{node_id}"

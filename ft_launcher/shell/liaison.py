@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ft_launcher.core.events import JobEvent, NodeLost, ProgressSeen
 from ft_launcher.core.evidence import NodeInfo
 from ft_launcher.core.membership import Finding, Kept, Lost, Membership, Probe, Reply, Rules
-from ft_launcher.shell.channel import Body, Identity, Line, reach
+from ft_launcher.shell.channel import Body, Identity, Line, Peer, reach
 
 TICK_S = 0.25
 PROBE_S = 0.5
@@ -39,6 +39,7 @@ class Liaison:
         self._nodes: dict[str, NodeInfo] = {}
         self._lines: dict[str, Line] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._turn = 0
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     def registered(self, node: NodeInfo) -> None:
@@ -50,7 +51,7 @@ class Liaison:
         self._act(self._members.joined(self._now(), node.node_id))
         if known is None or (known.address, known.incarnation) != (node.address, node.incarnation):
             self._hang_up(node.node_id)
-            self._lines[node.node_id] = Line(node.node_id, node.address, self._identity, self._on_body, self._on_state)
+            self._lines[node.node_id] = Line(_peer(node), self._identity, self._on_body, self._on_state)
 
     def missing(self, node: NodeInfo) -> None:
         """The node holds ranks but is not in the store: a controller that takes over has to find out whether it is still there."""
@@ -100,7 +101,7 @@ class Liaison:
                 self.stepped(ago_s)
                 self._outward.offer(ProgressSeen(node_id, int(cycle), iteration, int(min_steps), ago_s))
             elif "reached" in body:
-                self._act(self._members.replied(self._now(), str(body["reached"]), Reply(body["reply"]), witness=node_id))
+                self._on_reply(str(body["reached"]), str(body["incarnation"]), Reply(body["reply"]), witness=node_id)
 
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
@@ -123,20 +124,29 @@ class Liaison:
         self._outward.offer(NodeLost(finding.node_id, finding.reason))
 
     def _probe(self, node_id: str) -> None:
-        """From here, and from one other agent that is connected; where there is none, what we see has to do."""
+        """From here, and from one other agent that is connected, each time another; where all others are out of reach, what we see has to do."""
         node = self._nodes.get(node_id)
         if node is None:
             return
-        asked = any(line.send({"reach": node_id, "address": node.address}) for other, line in self._lines.items() if other != node_id)
-        task = asyncio.create_task(self._reach(node, alone=not asked))
+        others = [line for other, line in self._lines.items() if other != node_id]
+        self._turn += 1
+        turned = others[self._turn % len(others) :] + others[: self._turn % len(others)] if others else []
+        asked = any(line.send({"reach": node_id, "address": node.address, "incarnation": node.incarnation}) for line in turned)
+        task = asyncio.create_task(self._reach(node, alone=not asked and all(line.tried for line in others)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _reach(self, node: NodeInfo, alone: bool) -> None:
-        reply = await reach(node.address, node.node_id, self._identity, PROBE_S)
-        self._act(self._members.replied(self._now(), node.node_id, reply))
+        reply = await reach(_peer(node), self._identity, PROBE_S)
+        self._on_reply(node.node_id, node.incarnation, reply, witness="self")
         if alone and reply is Reply.REFUSED:
-            self._act(self._members.replied(self._now(), node.node_id, reply, witness="nobody else"))
+            self._on_reply(node.node_id, node.incarnation, reply, witness="nobody else")
+
+    def _on_reply(self, node_id: str, incarnation: str, reply: Reply, witness: str) -> None:
+        """What was learned of a former agent says nothing of its successor."""
+        node = self._nodes.get(node_id)
+        if node is not None and node.incarnation == incarnation:
+            self._act(self._members.replied(self._now(), node_id, reply, witness))
 
     def _hang_up(self, node_id: str) -> None:
         line = self._lines.pop(node_id, None)
@@ -148,3 +158,7 @@ class Liaison:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _peer(node: NodeInfo) -> Peer:
+    return Peer(node.node_id, node.address, node.incarnation)

@@ -33,6 +33,7 @@ from ft_launcher.shell.rank_env import job_environment
 from ft_launcher.shell.record import Files, RunRecord
 from ft_launcher.shell.writer import Writer
 from ft_launcher.state.run_folder import RunFolder, create_run_folder
+from monitors.attribution import attribute
 
 FLUSH_S = 5.0
 
@@ -107,6 +108,7 @@ def core_options(config: Config) -> Options:
         exit_grace_s=config.exit_grace_s,
         term_grace_s=config.term_grace_s,
         survivor_grace_s=config.survivor_grace_s,
+        attribute=attribute,
     )
 
 
@@ -130,7 +132,7 @@ def _controllers(
 
     def make(name: str, neighbours: Callable[[Controller], Neighbours] | None) -> Controller:
         exporter = Exporter(config, options, files.folder, files.writer, lambda text: files.console.say(text, "warning"))
-        return Controller(presence.store, job, RunRecord(files, exporter), name, neighbours)
+        return Controller(presence.store, job, RunRecord(files, exporter, topology=config.topology), name, neighbours)
 
     return make
 
@@ -140,11 +142,11 @@ async def _launch(config: Config, environ: Mapping[str, str], presence: Presence
     node = NodeOptions(
         config.node_id, presence.generation, forwarded, survivor_grace_s=config.survivor_grace_s, incarnation=presence.incarnation
     )
-    around = Surroundings(config, presence.store, presence.keys, files, tail, presence.progress)
+    around = Surroundings(config, presence.store, presence.keys, files, tail, presence.progress, presence.in_touch)
     agent = Agent(around, Nursery(_zygote_options(config, environ, files)), node, (presence.host, presence.listen_on))
     _announce(config, files)
     _catch_signals(agent, forwarded)
-    hooks = Hooks(agent.set_lease, agent.busy, agent.fail)
+    hooks = Hooks(agent.set_lease, agent.busy, agent.training, agent.fail)
     governing = asyncio.create_task(presence.govern(_controllers(config, presence, files), hooks))
     governing.add_done_callback(lambda task: _on_governing_done(task, agent))
     try:

@@ -44,13 +44,14 @@ CLOSE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """One rank to start: its variables, its log, the descriptor of its section page."""
+    """One rank to start: its variables, its log, the descriptor of its section page, the file for its stacks."""
 
     rank: int
     slot: int
     log: Path
     env: dict[str, str]
     page_fd: int
+    stacks: Path | None = None
 
 
 class Listener(Protocol):
@@ -196,7 +197,8 @@ class Nursery:
         """Start the ranks of a cycle: `on_rank_started` for each."""
         self._forked, self._left = (cycle, plans), ()
         if self._zygote is not None and self._ready:
-            self._zygote.fork_ranks(cycle, [RankSpec(p.rank, p.slot, str(p.log), p.env, p.page_fd) for p in plans])
+            specs = [RankSpec(p.rank, p.slot, str(p.log), p.env, p.page_fd, str(p.stacks) if p.stacks else None) for p in plans]
+            self._zygote.fork_ranks(cycle, specs)
 
     def kill(self, cycle: int, ranks: Sequence[int]) -> None:
         """SIGKILL the sessions of these ranks."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from ft_launcher.core.events import ExceptionStamped, HangFound, NodeEvent, ProgressSeen
 from ft_launcher.core.evidence import Hang, RankProgress
+from ft_launcher.shell.dumps import Seen, process_state
+from ft_launcher.shell.nvrx_server import NvrxServer
 from monitors.detect import Finding, HangDetector, Limits
 from monitors.page import PageSample, SectionPage
 
@@ -23,12 +25,18 @@ REAL_SAVE_NS = 5_000_000
 """A `checkpointing` occurrence shorter than this did nothing: Megatron opens the section in every iteration."""
 
 
+Position = tuple[int, int | None, int, tuple[str, ...]]
+"""What changes whenever a rank gets anywhere: steps, iteration, sections ended, sections open. What was found of a rank counts while it is where it was."""
+
+
 @dataclass(slots=True)
 class _Watched:
     page: SectionPage
     started_ns: int
+    pid: int = 0
     live: bool = True
     stamped: bool = False
+    seen: tuple[Position, Seen] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +51,15 @@ class Reactions:
 class Watchman:
     """The pages and the detector of one cycle. `hang_kills` False (`--hang-action log`): hangs are only told, never become events."""
 
-    def __init__(self, node_id: str, limits: Limits, reactions: Reactions, hang_kills: bool = True) -> None:
+    def __init__(self, node_id: str, limits: Limits, reactions: Reactions, hang_kills: bool = True, nvrx: NvrxServer | None = None) -> None:
         self._node_id = node_id
         self._limits = limits
         self._reactions = reactions
         self._hang_kills = hang_kills
+        self._nvrx = nvrx
         self._cycle = -1
         self._ranks: dict[int, _Watched] = {}
+        self._frozen: dict[int, RankProgress] | None = None
         self._detector: HangDetector | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._told: tuple[int | None, int] = (None, 0)
@@ -59,7 +69,7 @@ class Watchman:
     def open_pages(self, cycle: int, ranks: Iterable[int], client_known: bool) -> dict[int, int]:
         """Make fresh pages for the ranks of a cycle and start looking; returns rank -> descriptor. PlatformError when the system has none left."""
         self.close()
-        self._cycle = cycle
+        self._cycle, self._frozen = cycle, None
         self._told, self._told_at_s = (None, 0), 0.0
         now_ns = time.monotonic_ns()
         self._detector = HangDetector(self._limits, interval_s=INTERVAL_S, client_known=client_known)
@@ -69,16 +79,17 @@ class Watchman:
         self._arm()
         return {rank: watched.page.fd for rank, watched in self._ranks.items()}
 
-    def started(self, rank: int, at_ns: int) -> None:
+    def started(self, rank: int, at_ns: int, pid: int = 0) -> None:
         """The rank's process exists since then: its setup budget counts from here."""
         if rank in self._ranks:
             self._ranks[rank].started_ns = at_ns
+            self._ranks[rank].pid = pid
 
     def ended(self, rank: int) -> None:
         """The rank's process is gone: its last exception is read at once, nothing more will be found."""
         watched = self._ranks.get(rank)
         if watched is not None and watched.live:
-            self._read_stamp(rank, watched, watched.page.sample())
+            self._read_stamp(rank, watched, self._sample(rank, watched))
             watched.live = False
             if self._detector is not None:
                 self._detector.forget(rank)
@@ -94,10 +105,34 @@ class Watchman:
         for watched in self._ranks.values():
             watched.page.revoke()
 
-    def progress(self) -> dict[int, RankProgress]:
-        """Where every rank of the cycle is, or was when it ended."""
+    def freeze(self) -> None:
+        """The ranks are about to be killed: where they are now is what counts, not where a peer's broken connection takes them. The first call decides."""
+        if self._frozen is None:
+            self._frozen = {rank: _stopped_too(self._ranks[rank], progress) for rank, progress in self.progress().items()}
+
+    def standing(self, quiet_s: float) -> dict[int, tuple[bool, Position]]:
+        """The ranks that live and have opened or ended nothing for so long: whether they dump stacks on request, and where they are."""
         now_ns = time.monotonic_ns()
-        return {rank: _progress(watched, now_ns) for rank, watched in self._ranks.items()}
+        found = {rank: (w, self._sample(rank, w)) for rank, w in self._ranks.items() if w.live}
+        return {r: (s.stacks_signal != 0, _position(s)) for r, (w, s) in found.items() if now_ns - _last_sign_ns(w, s) >= quiet_s * 1e9}
+
+    def unseen(self, rank: int) -> bool:
+        """Nothing has been found of this rank where it is now."""
+        watched = self._ranks.get(rank)
+        return watched is not None and (watched.seen is None or watched.seen[0] != _position(self._sample(rank, watched)))
+
+    def note_seen(self, seen: Mapping[int, Seen], where: Mapping[int, Position]) -> None:
+        """What was found of ranks that were at these positions when they were looked at."""
+        for rank, found in seen.items():
+            if rank in self._ranks and rank in where:
+                self._ranks[rank].seen = (where[rank], found)
+
+    def progress(self) -> dict[int, RankProgress]:
+        """Where every rank of the cycle is, or was when it ended, or when the kill began."""
+        if self._frozen is not None:
+            return self._frozen
+        now_ns = time.monotonic_ns()
+        return {rank: _progress(watched, self._sample(rank, watched), now_ns) for rank, watched in self._ranks.items()}
 
     def close(self) -> None:
         """Stop looking and give the pages back."""
@@ -117,16 +152,23 @@ class Watchman:
         samples: list[PageSample] = []
         for rank, watched in list(self._ranks.items()):
             if watched.live:
-                sample = watched.page.sample()
+                sample = self._sample(rank, watched)
                 samples.append(sample)
                 self._judge(now_ns, rank, watched, sample)
         if samples and len(samples) == len(self._ranks):
             self._tell_progress(samples, now_ns / 1e9)
 
+    def _sample(self, rank: int, watched: _Watched) -> PageSample:
+        """What the rank shows on its page, and through NVRx's client if it uses that."""
+        page = watched.page.sample()
+        return page if self._nvrx is None else self._nvrx.sample(rank, page)
+
     def _judge(self, now_ns: int, rank: int, watched: _Watched, sample: PageSample) -> None:
         self._read_stamp(rank, watched, sample)
         if self._detector is None:
             return
+        if self._nvrx is not None:
+            self._detector.limits = self._nvrx.limits(rank, self._limits)
         for finding in self._detector.observe(now_ns, rank, sample, watched.started_ns):
             self._reactions.finding(finding)
             if finding.kind == "hung" and self._hang_kills:
@@ -157,12 +199,12 @@ def _began_ago_s(sample: PageSample, now_s: float) -> float:
     return now_s - (step.last_end_ns - step.last_ns) / 1e9 if step is not None and step.count else math.inf
 
 
-def _progress(watched: _Watched, now_ns: int) -> RankProgress:
-    sample = watched.page.sample()
+def _progress(watched: _Watched, sample: PageSample, now_ns: int) -> RankProgress:
     innermost = sample.open[-1] if sample.open else None
     ends = [stats.last_end_ns for stats in sample.sections.values()]
     since_ns = innermost.since_ns if innermost else max([watched.started_ns, *ends])
     save = sample.sections.get("checkpointing")
+    seen = watched.seen[1] if watched.seen is not None and watched.seen[0] == _position(sample) else None
     return RankProgress(
         iteration=sample.iteration,
         steps=sample.steps,
@@ -170,4 +212,26 @@ def _progress(watched: _Watched, now_ns: int) -> RankProgress:
         since_s=max(0.0, (now_ns - since_ns) / 1e9),
         client=sample.attached,
         saved=save is not None and save.max_ns >= REAL_SAVE_NS,
+        ended=sum(stats.count for stats in sample.sections.values()),
+        stepping=any(opened.name == "step" for opened in sample.open),
+        still_s=max(0.0, (now_ns - max(watched.started_ns, sample.last_progress_ns)) / 1e9),
+        state=seen.state if seen else "",
+        place=seen.place if seen else "",
     )
+
+
+def _position(sample: PageSample) -> Position:
+    ended = sum(stats.count for stats in sample.sections.values())
+    return (sample.steps, sample.iteration, ended, tuple(opened.name for opened in sample.open))
+
+
+def _last_sign_ns(watched: _Watched, sample: PageSample) -> int:
+    """When this rank last opened or ended anything, made progress, or was started."""
+    ends = [stats.last_end_ns for stats in sample.sections.values()]
+    return max([watched.started_ns, sample.last_progress_ns, *ends, *(opened.since_ns for opened in sample.open)])
+
+
+def _stopped_too(watched: _Watched, progress: RankProgress) -> RankProgress:
+    """The progress, with a process state that is hard evidence by itself: it may be newer than the last look."""
+    state = process_state(watched.pid) if watched.live and watched.pid else ""
+    return replace(progress, state=state) if state in ("T", "t", "C") else progress

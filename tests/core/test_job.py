@@ -472,3 +472,17 @@ def test_reports_of_a_former_agent_change_nothing() -> None:
     rejoin(job, "n1", "second")
     assert job.send(ReportReceived(NodeReport("n1", 0, 0, sequence=old.sequence + 50, reaped=True))) == []
     assert job.state.phase is Phase.ENDING, "n0 has not acknowledged"
+
+
+def test_too_few_spares_and_a_returning_node_together_fill_two_holes() -> None:
+    job = Job(nodes=3, can_join=True)
+    job.start()
+    job.join("s1", port=5000)
+    job.send(NodeLost("n0", "gone"))
+    job.clear("n1")
+    job.clear("n2", unfit="processes [9] cannot be killed")
+    assert job.state.phase is Phase.PAUSED
+    rejoin(job, "n0", "second")
+    assert job.state.phase is Phase.RUNNING
+    assert job.state.placement is not None
+    assert job.state.placement.nodes == ("n0", "n1", "s1")
