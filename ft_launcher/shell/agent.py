@@ -11,7 +11,7 @@ import json
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from ft_launcher.errors import PlatformError
 from ft_launcher.shell.follow import follow
 from ft_launcher.shell.keys import Keys
 from ft_launcher.shell.last_words import read_error
+from ft_launcher.shell.limits import limits_in
 from ft_launcher.shell.logs import LogTail
 from ft_launcher.shell.lookout import Lookout
 from ft_launcher.shell.nursery import Nursery, RankPlan
@@ -51,22 +52,24 @@ from ft_launcher.shell.store import Modified, Put, Store
 from ft_launcher.shell.watchman import Reactions, Watchman
 from monitors.detect import Finding, Limits
 from monitors.hooks import STACKS_SIGNAL
+from monitors.learning import Sample
 
 ERRORS_WAIT_S = 1.0
+SAMPLES_EVERY_S = 1.0
 AFTERWARDS_S = 0.5
 """What is not urgent is done so long after a cycle's end, when the next ranks have started."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What an agent works with. `progress` hands what was seen to the controller; `in_touch` tells whether the job is known to go on elsewhere while the store is away."""
+    """What an agent works with. `tell` hands progress, and (cycle, samples), to the controller; `in_touch` tells whether the job is known to go on elsewhere while the store is away."""
 
     config: Config
     store: Store
     keys: Keys
     files: Files
     tail: LogTail | None
-    progress: Callable[[ProgressSeen], None]
+    tell: tuple[Callable[[ProgressSeen], None], Callable[[int, list[Sample]], None]]
     in_touch: Callable[[], bool] = lambda: False
 
 
@@ -81,7 +84,7 @@ class Agent:
         self._nursery = nursery
         self._standbys = Standbys(*hosts, lambda address: self.feed(StandbyOpened(address)), self._warn)
         limits = Limits(config.timeouts.sections, config.timeouts.out_of_section_s)
-        reactions = Reactions(self.feed, around.progress, self._on_finding)
+        reactions = Reactions(self.feed, around.tell[0], self._on_finding)
         requests = NvrxRequests(self._machine, self.feed, self._warn, around.files.journal)
         self._nvrx = NvrxServer(limits, requests.told(around.store, around.keys))
         self._watch = Watchman(config.node_id, limits, reactions, hang_kills=config.hang_action == "restart", nvrx=self._nvrx)
@@ -99,7 +102,9 @@ class Agent:
     async def run(self) -> int:
         """Follow the job until it is done; the ranks, the zygote and everything below are gone when this returns."""
         self._nursery.listen(self)
-        self._tasks = [asyncio.create_task(self._follow_job()), asyncio.create_task(self._send_reports())]
+        self._tasks = [
+            asyncio.create_task(work) for work in (self._follow_job(), self._send_reports(), self._tell_samples(), self._follow_limits())
+        ]
         for task in self._tasks:
             task.add_done_callback(self._on_task_done)
         self._nursery.start()
@@ -143,6 +148,23 @@ class Agent:
             for change in batch.changes:
                 if change.entry is not None:
                     self.feed(JobChanged(JobState.from_json(json.loads(change.entry.value)), change.revision))
+
+    async def _tell_samples(self) -> None:
+        """Once a second: how long this node's ranks took for what they did."""
+        while self._around.config.learn_timeouts:
+            await asyncio.sleep(SAMPLES_EVERY_S)
+            if samples := self._watch.samples():
+                self._around.tell[1](self._machine.cycle, samples)
+
+    async def _follow_limits(self) -> None:
+        """Learned limits hold from the moment they are published."""
+        if not self._around.config.learn_timeouts:
+            return
+        async with aclosing(follow(self._around.store, self._around.keys.limits, lambda: True)) as found:
+            async for batch in found:
+                for change in batch.changes:
+                    if change.entry is not None:
+                        self._watch.set_learned(limits_in(change.entry.value))
 
     async def _send_reports(self) -> None:
         """Reports are cumulative: only the newest needs to arrive. Never over what another agent of this id has reported."""

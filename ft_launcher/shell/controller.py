@@ -21,10 +21,12 @@ from ft_launcher.core.state import JobState, Options, Phase
 from ft_launcher.core.topology import Topology
 from ft_launcher.shell.follow import follow
 from ft_launcher.shell.keys import Keys
+from ft_launcher.shell.limits import LimitsKeeper
 from ft_launcher.shell.store import Change, Compare, Created, Delete, Listing, Modified, Put, Store
 
 NAG_S = 5.0
 """How often people are told who is missing."""
+from monitors.learning import Sample
 
 
 class DeposedError(Exception):
@@ -95,12 +97,19 @@ class Controller:
     """
 
     def __init__(
-        self, store: Store, job: Job, record: Record, name: str, neighbours: Callable[[Controller], Neighbours] | None = None
+        self,
+        store: Store,
+        job: Job,
+        record: Record,
+        name: str,
+        neighbours: Callable[[Controller], Neighbours] | None = None,
+        keeper: LimitsKeeper | None = None,
     ) -> None:
         self._store = store
         self._job = job
         self._record = record
         self._name = name
+        self._keeper = keeper
         self._neighbours = neighbours(self) if neighbours is not None else None
         self._queue: asyncio.Queue[JobEvent | Exception] = asyncio.Queue()
         self._nag: asyncio.TimerHandle | None = None
@@ -113,6 +122,11 @@ class Controller:
     def offer(self, event: JobEvent) -> None:
         """Queue an event; handled in order with the store's."""
         self._queue.put_nowait(event)
+
+    def learn(self, node_id: str, cycle: int, samples: Sequence[Sample]) -> None:
+        """How long a node's ranks took for what they did."""
+        if self._keeper is not None:
+            self._keeper.offer(node_id, cycle, samples)
 
     async def close(self) -> None:
         """Let go of the neighbours; what was not urgent to write is written."""
@@ -167,6 +181,9 @@ class Controller:
             known = JobState(keys.run_id, self._job.generation)
         if known.generation > self._job.generation:
             raise DeposedError(f"generation {known.generation} of the job is not ours to govern")
+        if self._keeper is not None:
+            await self._keeper.load(self._leader_revision)
+            self._watching.append(asyncio.create_task(self._keeper.run()))
         self._machine = JobMachine(known, self._job.topology, self._job.options)
         await self._carry_out([Commit(known), *self._machine.begin(self._now())])
         for prefix in (keys.nodes, keys.reports):
@@ -277,6 +294,7 @@ class Controller:
             self._record.say(action)
         elif isinstance(action, RecordDecision):
             self._record.decided(action)
+            self._learn_from(action)
         else:
             self._record.recovered(action)
 
@@ -287,7 +305,15 @@ class Controller:
         if not outcome.succeeded:
             raise DeposedError("the leader key or the job key has changed hands")
         self._job_revision = outcome.revision
+        if self._keeper is not None and job.phase is Phase.RUNNING and job.placement is not None:
+            self._keeper.begin_cycle(job.cycle, job.placement.nodes)
         self._record.committed(job, outcome.revision)
+
+    def _learn_from(self, decision: RecordDecision) -> None:
+        """A section in which a rank was ended as hung is given more time for a while."""
+        found = decision.ranks.get(decision.culprit["rank"]) if decision.culprit is not None else None
+        if self._keeper is not None and decision.cause == "hang" and found is not None and found["section"]:
+            self._keeper.killed(found["section"], found["since_s"])
 
     def _set_timer(self, action: SetTimer) -> None:
         pending = self._timers.pop(action.timer, None)

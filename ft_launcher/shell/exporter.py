@@ -7,8 +7,9 @@ disk is said by the writer. Wall-clock times are added here, for people only.
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ft_launcher import __version__
@@ -21,10 +22,15 @@ from ft_launcher.shell.writer import Keep, Writer
 from ft_launcher.state import document as doc
 from ft_launcher.state.file import FtStateFile, Saved
 from ft_launcher.state.run_folder import RunFolder
+from monitors.timeouts import Timeout
 
 LANE = "ft_state"
 PROGRESS_EVERY_S = 2.0
 SAVE_AFTER_S = 0.4
+
+
+def _finite(seconds: float) -> float | None:
+    return seconds if math.isfinite(seconds) else None
 
 
 def _coords(text: str) -> dict[str, int]:
@@ -71,6 +77,26 @@ class Exporter:
     def _fixed_timeouts(self) -> dict[str, doc.SectionTimeout]:
         limits = {**self._config.timeouts.sections, doc.OUT_OF_SECTION: self._config.timeouts.out_of_section_s}
         return {name: doc.SectionTimeout(hard_s=s, soft_s=s * 2 / 3, why="fixed by the user or the default") for name, s in limits.items()}
+
+    def learned(
+        self, timeouts: Mapping[str, Timeout], distributions: Mapping[str, Mapping[str, object]], records: Mapping[str, object]
+    ) -> None:
+        """The sections' timeouts with their reasons and distributions, and everything that the next run of the same script starts with."""
+        sections = {
+            name: doc.SectionTimeout(
+                hard_s=_finite(t.hard_s), soft_s=_finite(t.soft_s), why=t.reason, learned=t.learned, distribution=distributions.get(name)
+            )
+            for name, t in timeouts.items()
+        }
+        outside = self._fixed_timeouts()[doc.OUT_OF_SECTION]
+        self.document = doc.with_timeouts(
+            {**self.document, "learning": dict(records)}, {**sections, doc.OUT_OF_SECTION: outside}, utc_now()
+        )
+        self.save()
+
+    def learned_before(self) -> object:
+        """What an earlier run has left."""
+        return self.document.get("learning")
 
     def restore_if_torn(self) -> None:
         """Before each cycle: what a foreign writer tore would kill every rank that reads it."""

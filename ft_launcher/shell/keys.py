@@ -37,6 +37,16 @@ class Keys:
         return f"{self.root}secret"
 
     @property
+    def limits(self) -> str:
+        """The sections' timeouts as they hold now; every agent follows it."""
+        return f"{self.root}limits"
+
+    @property
+    def learning(self) -> str:
+        """Everything that was learned, for the next controller."""
+        return f"{self.root}learning"
+
+    @property
     def nodes(self) -> str:
         """Prefix of the registrations."""
         return f"{self.root}nodes/"

@@ -16,6 +16,8 @@ from ft_launcher.core.events import JobEvent, NodeLost, ProgressSeen
 from ft_launcher.core.evidence import NodeInfo
 from ft_launcher.core.membership import Finding, Kept, Lost, Membership, Probe, Reply, Rules
 from ft_launcher.shell.channel import Body, Identity, Line, Peer, reach
+from ft_launcher.shell.limits import samples_in
+from monitors.learning import Sample
 
 TICK_S = 0.25
 PROBE_S = 0.5
@@ -23,10 +25,11 @@ PROBE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Outward:
-    """What the liaison tells: events to the job machine, lines to people."""
+    """What the liaison tells: events to the job machine, lines to people, samples (node, cycle, samples) to whoever learns from them."""
 
     offer: Callable[[JobEvent], None]
     say: Callable[[str], None]
+    learn: Callable[[str, int, list[Sample]], None]
 
 
 class Liaison:
@@ -100,6 +103,8 @@ class Liaison:
                 ago_s = math.inf if began_ago_s is None else float(began_ago_s)
                 self.stepped(ago_s)
                 self._outward.offer(ProgressSeen(node_id, int(cycle), iteration, int(min_steps), ago_s))
+            elif "samples" in body:
+                self._outward.learn(node_id, int(body["cycle"]), samples_in(body["samples"]))
             elif "reached" in body:
                 self._on_reply(str(body["reached"]), str(body["incarnation"]), Reply(body["reply"]), witness=node_id)
 

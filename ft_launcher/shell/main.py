@@ -25,6 +25,7 @@ from ft_launcher.shell.controller import Controller, Job, Neighbours
 from ft_launcher.shell.exporter import Exporter
 from ft_launcher.shell.join import FinishedError
 from ft_launcher.shell.journal import Journal
+from ft_launcher.shell.limits import LimitsKeeper
 from ft_launcher.shell.logs import LogTail
 from ft_launcher.shell.nursery import Nursery
 from ft_launcher.shell.presence import Alone, Hooks, Presence, Shared
@@ -34,6 +35,7 @@ from ft_launcher.shell.record import Files, RunRecord
 from ft_launcher.shell.writer import Writer
 from ft_launcher.state.run_folder import RunFolder, create_run_folder
 from monitors.attribution import attribute
+from monitors.learning import Learning
 
 FLUSH_S = 5.0
 
@@ -130,9 +132,15 @@ def _controllers(
     options = core_options(config)
     job = Job(presence.keys, presence.generation, config.topology, options)
 
+    def learning(records: object) -> Learning:
+        command = config.command
+        return Learning(config.timeouts.sections, (config.topology.to_json(), " ".join(command.target), command.args), records)
+
     def make(name: str, neighbours: Callable[[Controller], Neighbours] | None) -> Controller:
         exporter = Exporter(config, options, files.folder, files.writer, lambda text: files.console.say(text, "warning"))
-        return Controller(presence.store, job, RunRecord(files, exporter, topology=config.topology), name, neighbours)
+        record = RunRecord(files, exporter, topology=config.topology)
+        keeper = LimitsKeeper(presence.store, presence.keys, record, learning) if config.learn_timeouts else None
+        return Controller(presence.store, job, record, name, neighbours, keeper)
 
     return make
 
@@ -142,7 +150,7 @@ async def _launch(config: Config, environ: Mapping[str, str], presence: Presence
     node = NodeOptions(
         config.node_id, presence.generation, forwarded, survivor_grace_s=config.survivor_grace_s, incarnation=presence.incarnation
     )
-    around = Surroundings(config, presence.store, presence.keys, files, tail, presence.progress, presence.in_touch)
+    around = Surroundings(config, presence.store, presence.keys, files, tail, (presence.progress, presence.samples), presence.in_touch)
     agent = Agent(around, Nursery(_zygote_options(config, environ, files)), node, (presence.host, presence.listen_on))
     _announce(config, files)
     _catch_signals(agent, forwarded)

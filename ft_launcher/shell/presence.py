@@ -29,6 +29,7 @@ from ft_launcher.shell.keys import Keys
 from ft_launcher.shell.lease import Registration
 from ft_launcher.shell.liaison import PROBE_S, Liaison, Outward
 from ft_launcher.shell.store import MemoryStore, Store
+from monitors.learning import Sample
 
 if TYPE_CHECKING:
     from ft_launcher.shell.etcd import EtcdStore
@@ -65,6 +66,9 @@ class Presence(Protocol):
     def progress(self, seen: ProgressSeen) -> None:
         """Tell the controller, wherever it is."""
 
+    def samples(self, cycle: int, samples: list[Sample]) -> None:
+        """Tell the controller how long this node's ranks took."""
+
     def in_touch(self) -> bool:
         """Whether the job is known to go on, without the store."""
 
@@ -98,6 +102,11 @@ class Alone:
         """See Presence."""
         if self._controller is not None:
             self._controller.offer(seen)
+
+    def samples(self, cycle: int, samples: list[Sample]) -> None:
+        """See Presence."""
+        if self._controller is not None:
+            self._controller.learn(self._info.node_id, cycle, samples)
 
     def in_touch(self) -> bool:
         """See Presence. This store is never away."""
@@ -192,7 +201,9 @@ class Shared:
         return json.dumps({"node": self._config.node_id, "address": self._address, "incarnation": self.incarnation})
 
     def _neighbours(self, controller: Controller) -> Liaison:
-        self._liaison = Liaison(self._identity, Rules(self._config.node_ttl_s), Outward(controller.offer, controller.warn))
+        self._liaison = Liaison(
+            self._identity, Rules(self._config.node_ttl_s), Outward(controller.offer, controller.warn, controller.learn)
+        )
         return self._liaison
 
     def _on_store(self, there: bool) -> None:
@@ -215,6 +226,14 @@ class Shared:
         elif self._server is not None:
             ago_s = seen.began_ago_s if math.isfinite(seen.began_ago_s) else None
             self._server.tell({"progress": [seen.cycle, seen.iteration, seen.min_steps, ago_s]})
+
+    def samples(self, cycle: int, samples: list[Sample]) -> None:
+        """See Presence. Lost ones are no loss."""
+        controller = self._candidate.controller if self._candidate is not None else None
+        if controller is not None:
+            controller.learn(self._config.node_id, cycle, samples)
+        elif self._server is not None:
+            self._server.tell({"samples": [[s.section, s.index, round(s.duration_s, 6)] for s in samples], "cycle": cycle})
 
     def _on_request(self, body: Body, answer: Callable[[Body], None]) -> None:
         """The controller asks whether we can reach somebody."""

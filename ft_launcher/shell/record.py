@@ -23,7 +23,7 @@ from ft_launcher.shell.stack_files import IncidentWithStacks, StackFiles, remove
 from ft_launcher.shell.writer import Keep, Writer
 from ft_launcher.state.document import Culprit
 from ft_launcher.state.run_folder import RunFolder
-
+from monitors.timeouts import Timeout
 
 AFTERWARDS_S = 0.5
 
@@ -62,6 +62,7 @@ class RunRecord:
         self._exporter = exporter
         self._stacks = stacks
         self._topology = topology
+        self._limits: dict[str, float] = {}
         self._later: list[Callable[[], None]] = []
         self._job: JobState | None = None
         self._revision: int | None = None
@@ -96,7 +97,7 @@ class RunRecord:
         if decision.cause not in ("finished", "drain"):
             found = self._incident(decision)
             job = IncidentWithStacks(self._files.folder.path / "incidents", found, self._topology)
-            self._postpone(lambda: self._files.writer.submit(incident.LANE, job, Keep.ALWAYS))
+            self._postpone(lambda: self._write(job))
 
     def _postpone(self, write: Callable[[], None]) -> None:
         """Out of the way of a recovery, and not lost when the job ends meanwhile."""
@@ -105,6 +106,9 @@ class RunRecord:
             self.flush()
         else:
             asyncio.get_running_loop().call_later(AFTERWARDS_S, self.flush)
+
+    def _write(self, job: IncidentWithStacks) -> None:
+        self._files.writer.submit(incident.LANE, job, Keep.ALWAYS)
 
     def flush(self) -> None:
         """Write now what was postponed."""
@@ -147,6 +151,27 @@ class RunRecord:
         kind = "recovered" if recovery.complete else "restarted"
         self._files.journal.record(kind, recovery.cycle, self._revision, seconds=round(recovery.seconds, 4), iteration=recovery.iteration)
         self._exporter.recovered(recovery)
+
+    def learned(
+        self, timeouts: Mapping[str, Timeout], distributions: Mapping[str, Mapping[str, object]], records: Mapping[str, object]
+    ) -> None:
+        """Limits as they are now; every changed one is in the journal with its reason."""
+        for name, timeout in timeouts.items():
+            if self._limits.get(name) != timeout.hard_s and (name in self._limits or timeout.learned):
+                fields = {
+                    "section": name,
+                    "hard_s": timeout.hard_s,
+                    "soft_s": timeout.soft_s,
+                    "learned": timeout.learned,
+                    "reason": timeout.reason,
+                }
+                self._files.journal.record("timeout", self._cycle(), self._revision, **fields)
+            self._limits[name] = timeout.hard_s
+        self._exporter.learned(timeouts, distributions, records)
+
+    def learned_before(self) -> object:
+        """What an earlier run has left in ft_state.json."""
+        return self._exporter.learned_before()
 
     def progressed(self, progress: ProgressSeen) -> None:
         """Where training is, for ft_state."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ft_launcher.core.events import ExceptionStamped, HangFound, NodeEvent, ProgressSeen
@@ -17,16 +17,19 @@ from ft_launcher.core.evidence import Hang, RankProgress
 from ft_launcher.shell.dumps import Seen, process_state
 from ft_launcher.shell.nvrx_server import NvrxServer
 from monitors.detect import Finding, HangDetector, Limits
+from monitors.learning import WARMUP_STEPS, NodeSamples, Sample
 from monitors.page import PageSample, SectionPage
 
 INTERVAL_S = 0.05
 PROGRESS_EVERY_S = 1.0
+STEP = "step"
 REAL_SAVE_NS = 5_000_000
 """A `checkpointing` occurrence shorter than this did nothing: Megatron opens the section in every iteration."""
 
 
 Position = tuple[int, int | None, int, tuple[str, ...]]
-"""What changes whenever a rank gets anywhere: steps, iteration, sections ended, sections open. What was found of a rank counts while it is where it was."""
+"""What changes whenever a rank gets anywhere: steps, iteration, sections ended, sections open; as everywhere, only sections with a limit count, for a thread may beat with others.
+What was found of a rank counts while it is where it was."""
 
 
 @dataclass(slots=True)
@@ -65,6 +68,8 @@ class Watchman:
         self._told: tuple[int | None, int] = (None, 0)
         self._told_at_s = 0.0
         self._lease_ns = 0
+        self._learned = self._warming = limits
+        self._lessons = NodeSamples(1)
 
     def open_pages(self, cycle: int, ranks: Iterable[int], client_known: bool) -> dict[int, int]:
         """Make fresh pages for the ranks of a cycle and start looking; returns rank -> descriptor. PlatformError when the system has none left."""
@@ -76,6 +81,7 @@ class Watchman:
         for rank in ranks:
             self._ranks[rank] = _Watched(SectionPage.create(rank, cycle), now_ns)
             self._ranks[rank].page.set_lease(self._lease_ns)
+        self._lessons = NodeSamples(max(1, len(self._ranks)))
         self._arm()
         return {rank: watched.page.fd for rank, watched in self._ranks.items()}
 
@@ -114,12 +120,20 @@ class Watchman:
         """The ranks that live and have opened or ended nothing for so long: whether they dump stacks on request, and where they are."""
         now_ns = time.monotonic_ns()
         found = {rank: (w, self._sample(rank, w)) for rank, w in self._ranks.items() if w.live}
-        return {r: (s.stacks_signal != 0, _position(s)) for r, (w, s) in found.items() if now_ns - _last_sign_ns(w, s) >= quiet_s * 1e9}
+        return {
+            r: (s.stacks_signal != 0, _position(s, self._counted))
+            for r, (w, s) in found.items()
+            if now_ns - _last_sign_ns(w, s, self._counted) >= quiet_s * 1e9
+        }
+
+    @property
+    def _counted(self) -> Collection[str]:
+        return (self._detector.limits if self._detector is not None else self._limits).sections
 
     def unseen(self, rank: int) -> bool:
         """Nothing has been found of this rank where it is now."""
         watched = self._ranks.get(rank)
-        return watched is not None and (watched.seen is None or watched.seen[0] != _position(self._sample(rank, watched)))
+        return watched is not None and (watched.seen is None or watched.seen[0] != _position(self._sample(rank, watched), self._counted))
 
     def note_seen(self, seen: Mapping[int, Seen], where: Mapping[int, Position]) -> None:
         """What was found of ranks that were at these positions when they were looked at."""
@@ -127,12 +141,27 @@ class Watchman:
             if rank in self._ranks and rank in where:
                 self._ranks[rank].seen = (where[rank], found)
 
+    def set_learned(self, limits: Mapping[str, tuple[float, float, bool]]) -> None:
+        """Section -> (soft, hard, learned) in seconds. Learned ones replace the fixed ones at once; a step's only after the warm-up steps of a cycle."""
+        learned = {name: (soft_s, hard_s) for name, (soft_s, hard_s, known) in limits.items() if known and name in self._limits.sections}
+        self._learned = _with(self._limits, learned)
+        self._warming = _with(self._limits, {name: pair for name, pair in learned.items() if name != STEP})
+
+    def samples(self) -> list[Sample]:
+        """What this node's ranks have completed since the last call, one sample an occurrence of all of them."""
+        found: list[Sample] = []
+        for position, rank in enumerate(sorted(self._ranks)):
+            page = self._ranks[rank].page
+            for section in self._limits.sections:
+                found += self._lessons.add(position, section, page.occurrences(section, self._lessons.after(position, section)))
+        return found
+
     def progress(self) -> dict[int, RankProgress]:
         """Where every rank of the cycle is, or was when it ended, or when the kill began."""
         if self._frozen is not None:
             return self._frozen
         now_ns = time.monotonic_ns()
-        return {rank: _progress(watched, self._sample(rank, watched), now_ns) for rank, watched in self._ranks.items()}
+        return {rank: _progress(watched, self._sample(rank, watched), now_ns, self._counted) for rank, watched in self._ranks.items()}
 
     def close(self) -> None:
         """Stop looking and give the pages back."""
@@ -167,8 +196,8 @@ class Watchman:
         self._read_stamp(rank, watched, sample)
         if self._detector is None:
             return
-        if self._nvrx is not None:
-            self._detector.limits = self._nvrx.limits(rank, self._limits)
+        limits = self._learned if sample.steps >= WARMUP_STEPS else self._warming
+        self._detector.limits = limits if self._nvrx is None else self._nvrx.limits(rank, limits)
         for finding in self._detector.observe(now_ns, rank, sample, watched.started_ns):
             self._reactions.finding(finding)
             if finding.kind == "hung" and self._hang_kills:
@@ -193,18 +222,24 @@ class Watchman:
         self._reactions.progress(ProgressSeen(self._node_id, self._cycle, iteration, steps, began_ago_s))
 
 
+def _with(limits: Limits, learned: Mapping[str, tuple[float, float]]) -> Limits:
+    """The fixed limits, with learned ones in the place of some."""
+    hard_s = {name: pair[1] for name, pair in learned.items()}
+    return Limits({**limits.sections, **hard_s}, limits.out_of_section_s, {name: pair[0] for name, pair in learned.items()})
+
+
 def _began_ago_s(sample: PageSample, now_s: float) -> float:
     """Seconds since the newest completed step of this rank was begun."""
     step = sample.sections.get("step")
     return now_s - (step.last_end_ns - step.last_ns) / 1e9 if step is not None and step.count else math.inf
 
 
-def _progress(watched: _Watched, sample: PageSample, now_ns: int) -> RankProgress:
+def _progress(watched: _Watched, sample: PageSample, now_ns: int, counted: Collection[str]) -> RankProgress:
     innermost = sample.open[-1] if sample.open else None
     ends = [stats.last_end_ns for stats in sample.sections.values()]
     since_ns = innermost.since_ns if innermost else max([watched.started_ns, *ends])
     save = sample.sections.get("checkpointing")
-    seen = watched.seen[1] if watched.seen is not None and watched.seen[0] == _position(sample) else None
+    seen = watched.seen[1] if watched.seen is not None and watched.seen[0] == _position(sample, counted) else None
     return RankProgress(
         iteration=sample.iteration,
         steps=sample.steps,
@@ -212,7 +247,7 @@ def _progress(watched: _Watched, sample: PageSample, now_ns: int) -> RankProgres
         since_s=max(0.0, (now_ns - since_ns) / 1e9),
         client=sample.attached,
         saved=save is not None and save.max_ns >= REAL_SAVE_NS,
-        ended=sum(stats.count for stats in sample.sections.values()),
+        ended=_ended(sample, counted),
         stepping=any(opened.name == "step" for opened in sample.open),
         still_s=max(0.0, (now_ns - max(watched.started_ns, sample.last_progress_ns)) / 1e9),
         state=seen.state if seen else "",
@@ -220,15 +255,19 @@ def _progress(watched: _Watched, sample: PageSample, now_ns: int) -> RankProgres
     )
 
 
-def _position(sample: PageSample) -> Position:
-    ended = sum(stats.count for stats in sample.sections.values())
-    return (sample.steps, sample.iteration, ended, tuple(opened.name for opened in sample.open))
+def _position(sample: PageSample, counted: Collection[str]) -> Position:
+    opened = tuple(o.name for o in sample.open if o.name in counted)
+    return (sample.steps, sample.iteration, _ended(sample, counted), opened)
 
 
-def _last_sign_ns(watched: _Watched, sample: PageSample) -> int:
-    """When this rank last opened or ended anything, made progress, or was started."""
-    ends = [stats.last_end_ns for stats in sample.sections.values()]
-    return max([watched.started_ns, sample.last_progress_ns, *ends, *(opened.since_ns for opened in sample.open)])
+def _ended(sample: PageSample, counted: Collection[str]) -> int:
+    return sum(stats.count for name, stats in sample.sections.items() if name in counted)
+
+
+def _last_sign_ns(watched: _Watched, sample: PageSample, counted: Collection[str]) -> int:
+    """When this rank last opened or ended anything that counts, made progress, or was started."""
+    ends = [stats.last_end_ns for name, stats in sample.sections.items() if name in counted]
+    return max([watched.started_ns, sample.last_progress_ns, *ends, *(o.since_ns for o in sample.open if o.name in counted)])
 
 
 def _stopped_too(watched: _Watched, progress: RankProgress) -> RankProgress:

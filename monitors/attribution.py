@@ -1,0 +1,398 @@
+"""Whose hang it is: the culprit among all ranks of a stuck job, or that it cannot be told.
+
+In lock-step training one rank that stands still makes all others stand still, and their timeouts run out at almost the same moment, often before its own. So nothing is
+concluded from who was reported first. What separates the culprit from its victims:
+
+1. *Hard evidence*: a stopped process, one that is dumping core or dead, one in uninterruptible sleep.
+2. *It alone stands still*: the others go on, or have left.
+3. *Places*: a rank that waits in a collective, a point-to-point call or a barrier needs somebody else; the one that is somewhere else is that somebody.
+4. *Order*: whoever has completed a step has given everything that others need to complete it. So the culprit is never ahead: it is among those with the fewest completed
+   steps, and of these among those that have not begun the next. A rank that waits is not blamed for being behind, and a rank whose place is unknown is not blamed for
+   being a single step behind where a pipeline lets others run ahead.
+5. *An odd stack*: everybody else stands at one and the same place of which it is not known that it waits.
+
+All waiting at once is a network or library fault: nobody is named, but the smallest group that is stuck is. One rule for all cases would be shorter and sometimes wrong:
+a wrong name sends a good node away and keeps the bad one, so wherever two ranks are left the answer is "cannot tell" with both of them.
+
+Pure, and O(ranks): values in (`core.evidence.RankProgress`, exits, the topology), a `Blame` out. It kills nothing and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ft_launcher.core.evidence import Blame, RankExit, RankProgress
+from ft_launcher.core.topology import Topology
+from monitors.attribution_places import Place
+from monitors.stacks import ranks_text, shared
+
+STANDING_SHARE = 0.5
+"""Who made progress within this share of the hang's age goes on."""
+
+_STATES = {
+    "C": "is dumping core",
+    "T": "is stopped (process state T)",
+    "t": "is stopped by a debugger (process state t)",
+    "Z": "is dead (process state Z)",
+    "X": "is dead (process state X)",
+    "D": "is in uninterruptible sleep (process state D)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """All that is known. `still` are the ranks that live and stand still; `gone` have left with 0, `broken` otherwise (by themselves), `moving` make progress.
+
+    `iterations`: every rank that is compared gives one, so that they can be compared.
+    """
+
+    progress: Mapping[int, RankProgress]
+    topology: Topology
+    still: tuple[int, ...]
+    moving: tuple[int, ...]
+    gone: tuple[int, ...]
+    broken: tuple[int, ...]
+    places: Mapping[int, Place] = field(default_factory=dict)
+    iterations: bool = False
+    least_iteration: int = 0
+    least_steps: int = 0
+    most_steps: int = 0
+
+    def name(self, rank: int) -> str:
+        """`rank 3 (tp=1,cp=0,dp=1,pp=0)`."""
+        return f"rank {rank} ({self.topology.coords(rank)})"
+
+    def where(self, rank: int) -> str:
+        """`in section 'step' of iteration 7, for 3.2 s`."""
+        p = self.progress[rank]
+        at = f"in section '{p.section}'" if p.section else "out of section" if p.client else "before any section"
+        of = f" of iteration {p.iteration}" if p.iteration is not None else f" after {p.steps} steps"
+        return f"{at}{of}, for {p.since_s:.1f} s"
+
+    def ranks(self, ranks: Sequence[int]) -> str:
+        """`ranks 1,3 = tp 1`."""
+        return ranks_text(ranks, self.topology)
+
+
+def attribute(progress: Mapping[int, RankProgress], exits: Mapping[int, RankExit], since_s: float, topology: Topology) -> Blame:
+    """Name the culprit of a hang of age `since_s`. `progress` and `exits` by rank; ranks without progress (their node was lost) count as unknown. Never raises for odd values."""
+    scene = _scene(progress, exits, since_s, topology)
+    for rule in RULES:
+        blame = rule(scene)
+        if blame is not None:
+            return blame
+    return _cannot(scene, f"no progress of any rank is known ({len(progress)} of {topology.world} reported)", ())
+
+
+def _scene(progress: Mapping[int, RankProgress], exits: Mapping[int, RankExit], since_s: float, topology: Topology) -> Scene:
+    known = {r: p for r, p in progress.items() if 0 <= r < topology.world}
+    own = {r: e for r, e in exits.items() if not e.ended}
+    gone = tuple(sorted(r for r, e in own.items() if e.success))
+    broken = tuple(sorted(r for r, e in own.items() if not e.success))
+    living = [r for r in sorted(known) if r not in own]
+    limit_s = since_s * STANDING_SHARE
+    moving = tuple(r for r in living if (age := known[r].still_s) is not None and age < limit_s and not _hard(known[r]))
+    going = set(moving)
+    still = tuple(r for r in living if r not in going)
+    places = {r: place for r in still if (place := Place.of(known[r].place)) is not None}
+    placed = [known[r] for r in still if known[r].client]
+    numbers = [p.iteration for p in (*placed, *(known[r] for r in gone if r in known)) if p.iteration is not None]
+    return Scene(
+        known,
+        topology,
+        still,
+        moving,
+        gone,
+        broken,
+        places,
+        iterations=len(numbers) == len(placed) + sum(r in known for r in gone) and bool(numbers),
+        least_iteration=min(numbers, default=0),
+        least_steps=min((p.steps for p in placed), default=0),
+        most_steps=max((p.steps for p in placed), default=0),
+    )
+
+
+def _hard(p: RankProgress) -> bool:
+    return p.state in _STATES
+
+
+def _named(scene: Scene, rank: int, why: str) -> Blame:
+    return Blame(rank, f"{scene.name(rank)} {why}", victims=tuple(r for r in (*scene.still, *scene.broken) if r != rank))
+
+
+def _cannot(scene: Scene, why: str, suspects: Sequence[int]) -> Blame:
+    return Blame(None, f"the culprit cannot be told: {why}", suspects=tuple(suspects))
+
+
+def _others(count: int) -> str:
+    return "the only other rank" if count == 1 else f"the other {count} ranks"
+
+
+# -- the rules, in order -----------------------------------------------------------------------------------------------------------------------------
+
+
+def stopped(scene: Scene) -> Blame | None:
+    """Rule 1: the kernel says so. Uninterruptible sleep counts only where somebody is not in it: all of them wait for the same storage."""
+    hard = [r for r in scene.still if _hard(scene.progress[r])]
+    worst = [r for r in hard if scene.progress[r].state != "D"] or hard
+    if not worst:
+        return None
+    if len(worst) > 1 and all(scene.progress[r].state == "D" for r in worst):
+        return _cannot(scene, f"{scene.ranks(worst)} are in uninterruptible sleep at once: storage or a driver that they share", worst)
+    first = worst[0]
+    also = f"; so are {scene.ranks(worst[1:])}" if len(worst) > 1 else ""
+    return _named(scene, first, f"{_STATES[scene.progress[first].state]} {scene.where(first)}{also}")
+
+
+def alone(scene: Scene) -> Blame | None:
+    """Rule 2: one rank stands still, and the others go on or have left."""
+    if len(scene.still) != 1 or not (scene.moving or scene.gone or len(scene.progress) == 1):
+        return None
+    (rank,) = scene.still
+    place = scene.places.get(rank)
+    if len(scene.progress) < scene.topology.world:
+        return _cannot(scene, f"{scene.name(rank)} stands still, but not every rank's progress is known", (rank,))
+    if place is not None and place.waiting and scene.topology.world > 1:
+        return _cannot(scene, f"{scene.name(rank)} {place.words()} and nobody else stands still: {_left(scene)}", (rank,))
+    stands = f"stands still {scene.where(rank)}" + (f", and {place.words()}" if place else "")
+    return _named(scene, rank, f"{stands}; {_left(scene)}" if scene.topology.world > 1 else stands)
+
+
+def _left(scene: Scene) -> str:
+    said = [(len(scene.moving), "go on"), (len(scene.gone), "have left with exit 0"), (len(scene.broken), "have failed")]
+    return ", ".join(f"{count} other rank{'s' if count > 1 else ''} {what}" for count, what in said if count) or "no other rank is left"
+
+
+def not_waiting(scene: Scene) -> Blame | None:
+    """Rules 3 and 4: of the ranks that are not seen to wait for others, the earliest, if it is a single one and good enough."""
+    open_ = [r for r in scene.still if not _waits(scene, r)]
+    if not scene.still or not open_:
+        return None
+    behind = _earliest(scene, scene.still)
+    suspects = [r for r in behind if not _waits(scene, r)]
+    if not suspects:
+        suspects = [r for r in open_ if scene.topology.pp > 1 and _steps_ahead(scene, r) <= 1]
+        if len(open_) > 1 or not suspects:
+            return _cannot(
+                scene,
+                f"{scene.ranks(behind)} {_is(behind)} behind but wait{'s' if len(behind) == 1 else ''} for others; not waiting: {scene.ranks(open_)}",
+                open_,
+            )
+    elif not all(_own(scene, r) for r in suspects):
+        suspects = sorted({*suspects, *(r for r in open_ if _explained(scene, r))})
+    suspects = _firm(scene, suspects) or suspects
+    missing = scene.topology.world - len(scene.progress)
+    if len(suspects) == 1 and missing <= 0:
+        return _single(scene, suspects[0], open_, behind)
+    return None
+
+
+def _firm(scene: Scene, suspects: Sequence[int]) -> list[int]:
+    """The single suspect that waits for its data or a file, where all others are known to be in calls that may wait for it."""
+    kinds = {r: p.kind if (p := scene.places.get(r)) is not None else "" for r in suspects}
+    firm = [r for r, kind in kinds.items() if kind in ("dataloader", "file")]
+    return firm if len(firm) == 1 and all(kind in ("device", "autograd", "wait") for r, kind in kinds.items() if r != firm[0]) else []
+
+
+def _waits(scene: Scene, rank: int) -> bool:
+    place = scene.places.get(rank)
+    return place is not None and place.waiting
+
+
+def _own(scene: Scene, rank: int) -> bool:
+    place = scene.places.get(rank)
+    return place is not None and place.own
+
+
+def _single(scene: Scene, rank: int, open_: Sequence[int], behind: Sequence[int]) -> Blame:
+    """One rank is left. Its own place convicts it when all others wait; else it must be behind them as well."""
+    place, count = scene.places.get(rank), len(scene.still) - 1
+    is_behind = list(behind) == [rank] and count > 0
+    doubtful = [r for r in open_ if r != rank]
+    if place is not None and place.own:
+        if not doubtful or is_behind or place.kind in ("dataloader", "file"):
+            rest = f"{_others(count)} {_wait_words(scene, rank)}" if count else _left(scene)
+            return _named(scene, rank, f"{place.words()} {scene.where(rank)}, while {rest}")
+        return _cannot(
+            scene, f"{scene.name(rank)} {place.words()}, but {scene.ranks(doubtful)} may not be waiting either", (rank, *doubtful)
+        )
+    if is_behind and (_lead(scene, rank) != 1 or scene.topology.pp == 1):
+        seen = f" and {place.words()}" if place else ""
+        return _named(
+            scene,
+            rank,
+            f"is behind all others: it is {scene.where(rank)}{seen}; {_others(count)} {_is(range(count))} at least {_distance(scene, rank)}",
+        )
+    if is_behind:
+        return _cannot(
+            scene,
+            f"{scene.name(rank)} is one step behind the others, which a pipeline of {scene.topology.pp} stages explains as well",
+            (rank,),
+        )
+    return _cannot(scene, f"all ranks but {scene.name(rank)} wait for others, and whether it waits as well is not known", (rank,))
+
+
+def _wait_words(scene: Scene, but: int) -> str:
+    waits = [scene.places[r] for r in scene.still if r != but and _waits(scene, r)]
+    calls = sorted({p.op for p in waits})
+    if len(waits) == len(scene.still) - 1:
+        return f"wait{'s' if len(waits) == 1 else ''} in {', '.join(calls[:3])}"
+    return f"are not earlier ({len(waits)} of them wait in {', '.join(calls[:3])})" if waits else "are not earlier"
+
+
+def odd_one(scene: Scene) -> Blame | None:
+    """Rule 5: all others, at least two, stand at one place and nobody is behind; the odd one does not wait."""
+    placed = [r for r in scene.still if r in scene.places]
+    if len(placed) != len(scene.still) or len(placed) < 3 or len(scene.progress) < scene.topology.world:
+        return None
+    at: dict[Place, list[int]] = {}
+    for rank in placed:
+        at.setdefault(scene.places[rank], []).append(rank)
+    single = [ranks[0] for ranks in at.values() if len(ranks) == 1]
+    if len(at) != 2 or len(single) != 1 or not _own(scene, single[0]) or single[0] not in _earliest(scene, scene.still):
+        return None
+    place = next(p for p, ranks in at.items() if len(ranks) > 1)
+    rank = single[0]
+    return _named(
+        scene,
+        rank,
+        f"{scene.places[rank].words()} {scene.where(rank)}; {_others(len(placed) - 1)} stand at one other place: {place.kind} at {place.site or place.op}",
+    )
+
+
+def left_early(scene: Scene) -> Blame | None:
+    """Everybody who is left waits, and one rank has left with 0 before the step that they are in."""
+    if len(scene.gone) != 1 or not scene.still or not all(_waits(scene, r) for r in scene.still):
+        return None
+    (rank,) = scene.gone
+    p = scene.progress.get(rank)
+    if p is None or not all(_order(scene, r) > _order(scene, rank) for r in scene.still):
+        return None
+    ops = sorted({scene.places[r].op for r in scene.still})
+    return _named(
+        scene, rank, f"left with exit 0 after {p.steps} steps, and the other {len(scene.still)} wait in {', '.join(ops[:3])} of a later one"
+    )
+
+
+def undecided(scene: Scene) -> Blame | None:
+    """Nobody can be named: say what is known, smallest stuck group first."""
+    if not scene.still:
+        return None
+    waiting = [r for r in scene.still if _waits(scene, r)]
+    if len(waiting) < len(scene.still):
+        behind = _earliest(scene, scene.still)
+        left = [r for r in behind if not _waits(scene, r)] or behind
+        known = len([r for r in left if r in scene.places])
+        return _cannot(
+            scene,
+            f"{scene.ranks(left)} {_is(left)} equally far, {scene.where(left[0])}; stacks of {known} of them show no difference that would convict one",
+            left,
+        )
+    return _all_wait(scene, waiting)
+
+
+def _all_wait(scene: Scene, waiting: Sequence[int]) -> Blame:
+    at: dict[tuple[str, str], list[int]] = {}
+    for rank in waiting:
+        place = scene.places[rank]
+        at.setdefault((place.op, place.group), []).append(rank)
+    if len(at) == 1:
+        ((op, group),) = at
+        return _cannot(
+            scene,
+            f"all {len(waiting)} ranks wait in {op}{f' ({group})' if group else ''}: the network, the communication library or a device",
+            (),
+        )
+    inner = _stuck_group(scene, at)
+    parts = "; ".join(
+        f"{scene.ranks(ranks)} in {op}{f' ({group})' if group else ''}"
+        for (op, group), ranks in sorted(at.items(), key=lambda i: len(i[1]))[:4]
+    )
+    first = f"; the innermost is that of {scene.ranks(inner)}" if inner else ""
+    return _cannot(scene, f"all {len(waiting)} ranks wait, in {len(at)} different calls: {parts}{first}", inner)
+
+
+_INNERMOST = ("tp", "ep", "pp", "dp")
+
+
+def _stuck_group(scene: Scene, at: Mapping[tuple[str, str], list[int]]) -> tuple[int, ...]:
+    """The ranks of the one group that waits in the innermost kind of collective, when they are such a group."""
+    for kind in _INNERMOST:
+        ranks = sorted(r for (_, group), found in at.items() for r in found if group == kind)
+        if ranks:
+            whole = all(set(scene.topology.group_of(kind, r)) <= set(ranks) for r in ranks)
+            return tuple(ranks) if whole and len(ranks) < len(scene.still) and shared(ranks, scene.topology) else ()
+    return ()
+
+
+Rule = Callable[[Scene], Blame | None]
+RULES: tuple[Rule, ...] = (stopped, alone, not_waiting, odd_one, left_early, undecided)
+
+
+# -- order -------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _order(scene: Scene, rank: int) -> tuple[int, int, bool]:
+    """Grows with everything that a rank gives to others: completed steps, the iteration (where all give one), having begun the next step."""
+    p = scene.progress[rank]
+    return (p.steps, p.iteration if scene.iterations and p.iteration is not None else -1, p.stepping)
+
+
+def _is_unplaced(scene: Scene, rank: int) -> bool:
+    """A rank without a client among ranks that have one and have made steps: how far it is, is unknown."""
+    return not scene.progress[rank].client
+
+
+def _earliest(scene: Scene, ranks: Sequence[int]) -> list[int]:
+    """The ranks that nobody is behind; those of unknown order are among them."""
+    known = [r for r in ranks if not _is_unplaced(scene, r)]
+    unknown = [r for r in ranks if _is_unplaced(scene, r)]
+    if unknown and known and all(scene.progress[r].steps == 0 for r in known):
+        return unknown  # nobody has made a step: who has not even attached is the earliest
+    if not known:
+        return unknown
+    lowest = min(_order(scene, r) for r in known)
+    first = [r for r in known if _order(scene, r) == lowest]
+    return sorted(unknown + _before_others(scene, first))
+
+
+def _before_others(scene: Scene, ranks: Sequence[int]) -> list[int]:
+    """Between steps: where all have the same habit of sections, the one that has ended exactly one section fewer than all others is the earliest."""
+    if len(ranks) < 3 or any(scene.progress[r].stepping for r in ranks):
+        return list(ranks)
+    counts: dict[tuple[int, str | None], list[int]] = {}
+    for rank in ranks:
+        counts.setdefault((scene.progress[rank].ended, scene.progress[rank].section), []).append(rank)
+    if len(counts) != 2:
+        return list(ranks)
+    (low, few), (high, many) = sorted(counts.items(), key=lambda item: item[0][0])
+    one_fewer = high[0] - low[0] == 1 and low[1] is not None and high[1] is None
+    return few if one_fewer and len(few) == 1 and len(many) > 1 else list(ranks)
+
+
+def _steps_ahead(scene: Scene, rank: int) -> int:
+    """How many steps this rank is ahead of the earliest; iterations where the script has no `step` section."""
+    p = scene.progress[rank]
+    if scene.most_steps == 0 and scene.iterations and p.iteration is not None:
+        return p.iteration - scene.least_iteration
+    return p.steps - scene.least_steps
+
+
+def _explained(scene: Scene, rank: int) -> bool:
+    """Ahead by no more than what a pipeline's asynchronous sends allow: being ahead clears nobody of unknown place then."""
+    return scene.topology.pp > 1 and _steps_ahead(scene, rank) == 1 and not _own(scene, rank)
+
+
+def _lead(scene: Scene, rank: int) -> int:
+    """Steps between this rank and the next one."""
+    return min((_steps_ahead(scene, r) for r in scene.still if r != rank), default=0)
+
+
+def _distance(scene: Scene, rank: int) -> str:
+    lead = _lead(scene, rank)
+    return f"{lead} step{'s' if lead > 1 else ''} further" if lead else "one section further"
+
+
+def _is(ranks: Sequence[int]) -> str:
+    return "is" if len(ranks) == 1 else "are"
