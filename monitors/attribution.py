@@ -20,64 +20,17 @@ Pure, and O(ranks): values in (`core.evidence.RankProgress`, exits, the topology
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from ft_launcher.core.evidence import Blame, RankExit, RankProgress
 from ft_launcher.core.topology import Topology
 from monitors.attribution_places import Place
-from monitors.stacks import ranks_text, shared
-
-STANDING_SHARE = 0.5
-"""Who made progress within this share of the hang's age goes on."""
-
-_STATES = {
-    "C": "is dumping core",
-    "T": "is stopped (process state T)",
-    "t": "is stopped by a debugger (process state t)",
-    "Z": "is dead (process state Z)",
-    "X": "is dead (process state X)",
-    "D": "is in uninterruptible sleep (process state D)",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """All that is known. `still` are the ranks that live and stand still; `gone` have left with 0, `broken` otherwise (by themselves), `moving` make progress.
-
-    `iterations`: every rank that is compared gives one, so that they can be compared.
-    """
-
-    progress: Mapping[int, RankProgress]
-    topology: Topology
-    still: tuple[int, ...]
-    moving: tuple[int, ...]
-    gone: tuple[int, ...]
-    broken: tuple[int, ...]
-    places: Mapping[int, Place] = field(default_factory=dict)
-    iterations: bool = False
-    least_iteration: int = 0
-    least_steps: int = 0
-    most_steps: int = 0
-
-    def name(self, rank: int) -> str:
-        """`rank 3 (tp=1,cp=0,dp=1,pp=0)`."""
-        return f"rank {rank} ({self.topology.coords(rank)})"
-
-    def where(self, rank: int) -> str:
-        """`in section 'step' of iteration 7, for 3.2 s`."""
-        p = self.progress[rank]
-        at = f"in section '{p.section}'" if p.section else "out of section" if p.client else "before any section"
-        of = f" of iteration {p.iteration}" if p.iteration is not None else f" after {p.steps} steps"
-        return f"{at}{of}, for {p.since_s:.1f} s"
-
-    def ranks(self, ranks: Sequence[int]) -> str:
-        """`ranks 1,3 = tp 1`."""
-        return ranks_text(ranks, self.topology)
+from monitors.attribution_scene import STATES, Scene, distance, earliest, hard, lead, look, order, steps_ahead
+from monitors.stacks import shared
 
 
 def attribute(progress: Mapping[int, RankProgress], exits: Mapping[int, RankExit], since_s: float, topology: Topology) -> Blame:
     """Name the culprit of a hang of age `since_s`. `progress` and `exits` by rank; ranks without progress (their node was lost) count as unknown. Never raises for odd values."""
-    scene = _scene(progress, exits, since_s, topology)
+    scene = look(progress, exits, since_s, topology)
     for rule in RULES:
         blame = rule(scene)
         if blame is not None:
@@ -85,40 +38,8 @@ def attribute(progress: Mapping[int, RankProgress], exits: Mapping[int, RankExit
     return _cannot(scene, f"no progress of any rank is known ({len(progress)} of {topology.world} reported)", ())
 
 
-def _scene(progress: Mapping[int, RankProgress], exits: Mapping[int, RankExit], since_s: float, topology: Topology) -> Scene:
-    known = {r: p for r, p in progress.items() if 0 <= r < topology.world}
-    own = {r: e for r, e in exits.items() if not e.ended}
-    gone = tuple(sorted(r for r, e in own.items() if e.success))
-    broken = tuple(sorted(r for r, e in own.items() if not e.success))
-    living = [r for r in sorted(known) if r not in own]
-    limit_s = since_s * STANDING_SHARE
-    moving = tuple(r for r in living if (age := known[r].still_s) is not None and age < limit_s and not _hard(known[r]))
-    going = set(moving)
-    still = tuple(r for r in living if r not in going)
-    places = {r: place for r in still if (place := Place.of(known[r].place)) is not None}
-    placed = [known[r] for r in still if known[r].client]
-    numbers = [p.iteration for p in (*placed, *(known[r] for r in gone if r in known)) if p.iteration is not None]
-    return Scene(
-        known,
-        topology,
-        still,
-        moving,
-        gone,
-        broken,
-        places,
-        iterations=len(numbers) == len(placed) + sum(r in known for r in gone) and bool(numbers),
-        least_iteration=min(numbers, default=0),
-        least_steps=min((p.steps for p in placed), default=0),
-        most_steps=max((p.steps for p in placed), default=0),
-    )
-
-
-def _hard(p: RankProgress) -> bool:
-    return p.state in _STATES
-
-
 def _named(scene: Scene, rank: int, why: str) -> Blame:
-    return Blame(rank, f"{scene.name(rank)} {why}", victims=tuple(r for r in (*scene.still, *scene.broken) if r != rank))
+    return Blame(rank, f"it {why}", victims=tuple(r for r in (*scene.still, *scene.broken) if r != rank))
 
 
 def _cannot(scene: Scene, why: str, suspects: Sequence[int]) -> Blame:
@@ -134,7 +55,7 @@ def _others(count: int) -> str:
 
 def stopped(scene: Scene) -> Blame | None:
     """Rule 1: the kernel says so. Uninterruptible sleep counts only where somebody is not in it: all of them wait for the same storage."""
-    hard = [r for r in scene.still if _hard(scene.progress[r])]
+    hard = [r for r in scene.still if hard(scene.progress[r])]
     worst = [r for r in hard if scene.progress[r].state != "D"] or hard
     if not worst:
         return None
@@ -142,7 +63,7 @@ def stopped(scene: Scene) -> Blame | None:
         return _cannot(scene, f"{scene.ranks(worst)} are in uninterruptible sleep at once: storage or a driver that they share", worst)
     first = worst[0]
     also = f"; so are {scene.ranks(worst[1:])}" if len(worst) > 1 else ""
-    return _named(scene, first, f"{_STATES[scene.progress[first].state]} {scene.where(first)}{also}")
+    return _named(scene, first, f"{STATES[scene.progress[first].state]} {scene.where(first)}{also}")
 
 
 def alone(scene: Scene) -> Blame | None:
@@ -169,17 +90,17 @@ def not_waiting(scene: Scene) -> Blame | None:
     open_ = [r for r in scene.still if not _waits(scene, r)]
     if not scene.still or not open_:
         return None
-    behind = _earliest(scene, scene.still)
+    behind = earliest(scene, scene.still)
     suspects = [r for r in behind if not _waits(scene, r)]
     if not suspects:
-        suspects = [r for r in open_ if scene.topology.pp > 1 and _steps_ahead(scene, r) <= 1]
+        suspects = [r for r in open_ if scene.topology.pp > 1 and steps_ahead(scene, r) <= 1]
         if len(open_) > 1 or not suspects:
             return _cannot(
                 scene,
                 f"{scene.ranks(behind)} {_is(behind)} behind but wait{'s' if len(behind) == 1 else ''} for others; not waiting: {scene.ranks(open_)}",
                 open_,
             )
-    elif not all(_own(scene, r) for r in suspects):
+    elif not all(own(scene, r) for r in suspects):
         suspects = sorted({*suspects, *(r for r in open_ if _explained(scene, r))})
     suspects = _firm(scene, suspects) or suspects
     missing = scene.topology.world - len(scene.progress)
@@ -200,7 +121,7 @@ def _waits(scene: Scene, rank: int) -> bool:
     return place is not None and place.waiting
 
 
-def _own(scene: Scene, rank: int) -> bool:
+def own(scene: Scene, rank: int) -> bool:
     place = scene.places.get(rank)
     return place is not None and place.own
 
@@ -217,12 +138,12 @@ def _single(scene: Scene, rank: int, open_: Sequence[int], behind: Sequence[int]
         return _cannot(
             scene, f"{scene.name(rank)} {place.words()}, but {scene.ranks(doubtful)} may not be waiting either", (rank, *doubtful)
         )
-    if is_behind and (_lead(scene, rank) != 1 or scene.topology.pp == 1):
+    if is_behind and (lead(scene, rank) != 1 or scene.topology.pp == 1):
         seen = f" and {place.words()}" if place else ""
         return _named(
             scene,
             rank,
-            f"is behind all others: it is {scene.where(rank)}{seen}; {_others(count)} {_is(range(count))} at least {_distance(scene, rank)}",
+            f"is behind all others: it is {scene.where(rank)}{seen}; {_others(count)} {_is(range(count))} at least {distance(scene, rank)}",
         )
     if is_behind:
         return _cannot(
@@ -250,7 +171,7 @@ def odd_one(scene: Scene) -> Blame | None:
     for rank in placed:
         at.setdefault(scene.places[rank], []).append(rank)
     single = [ranks[0] for ranks in at.values() if len(ranks) == 1]
-    if len(at) != 2 or len(single) != 1 or not _own(scene, single[0]) or single[0] not in _earliest(scene, scene.still):
+    if len(at) != 2 or len(single) != 1 or not own(scene, single[0]) or single[0] not in earliest(scene, scene.still):
         return None
     place = next(p for p, ranks in at.items() if len(ranks) > 1)
     rank = single[0]
@@ -267,7 +188,7 @@ def left_early(scene: Scene) -> Blame | None:
         return None
     (rank,) = scene.gone
     p = scene.progress.get(rank)
-    if p is None or not all(_order(scene, r) > _order(scene, rank) for r in scene.still):
+    if p is None or not all(order(scene, r) > order(scene, rank) for r in scene.still):
         return None
     ops = sorted({scene.places[r].op for r in scene.still})
     return _named(
@@ -281,7 +202,7 @@ def undecided(scene: Scene) -> Blame | None:
         return None
     waiting = [r for r in scene.still if _waits(scene, r)]
     if len(waiting) < len(scene.still):
-        behind = _earliest(scene, scene.still)
+        behind = earliest(scene, scene.still)
         left = [r for r in behind if not _waits(scene, r)] or behind
         known = len([r for r in left if r in scene.places])
         return _cannot(
@@ -330,68 +251,9 @@ Rule = Callable[[Scene], Blame | None]
 RULES: tuple[Rule, ...] = (stopped, alone, not_waiting, odd_one, left_early, undecided)
 
 
-# -- order -------------------------------------------------------------------------------------------------------------------------------------------
-
-
-def _order(scene: Scene, rank: int) -> tuple[int, int, bool]:
-    """Grows with everything that a rank gives to others: completed steps, the iteration (where all give one), having begun the next step."""
-    p = scene.progress[rank]
-    return (p.steps, p.iteration if scene.iterations and p.iteration is not None else -1, p.stepping)
-
-
-def _is_unplaced(scene: Scene, rank: int) -> bool:
-    """A rank without a client among ranks that have one and have made steps: how far it is, is unknown."""
-    return not scene.progress[rank].client
-
-
-def _earliest(scene: Scene, ranks: Sequence[int]) -> list[int]:
-    """The ranks that nobody is behind; those of unknown order are among them."""
-    known = [r for r in ranks if not _is_unplaced(scene, r)]
-    unknown = [r for r in ranks if _is_unplaced(scene, r)]
-    if unknown and known and all(scene.progress[r].steps == 0 for r in known):
-        return unknown  # nobody has made a step: who has not even attached is the earliest
-    if not known:
-        return unknown
-    lowest = min(_order(scene, r) for r in known)
-    first = [r for r in known if _order(scene, r) == lowest]
-    return sorted(unknown + _before_others(scene, first))
-
-
-def _before_others(scene: Scene, ranks: Sequence[int]) -> list[int]:
-    """Between steps: where all have the same habit of sections, the one that has ended exactly one section fewer than all others is the earliest."""
-    if len(ranks) < 3 or any(scene.progress[r].stepping for r in ranks):
-        return list(ranks)
-    counts: dict[tuple[int, str | None], list[int]] = {}
-    for rank in ranks:
-        counts.setdefault((scene.progress[rank].ended, scene.progress[rank].section), []).append(rank)
-    if len(counts) != 2:
-        return list(ranks)
-    (low, few), (high, many) = sorted(counts.items(), key=lambda item: item[0][0])
-    one_fewer = high[0] - low[0] == 1 and low[1] is not None and high[1] is None
-    return few if one_fewer and len(few) == 1 and len(many) > 1 else list(ranks)
-
-
-def _steps_ahead(scene: Scene, rank: int) -> int:
-    """How many steps this rank is ahead of the earliest; iterations where the script has no `step` section."""
-    p = scene.progress[rank]
-    if scene.most_steps == 0 and scene.iterations and p.iteration is not None:
-        return p.iteration - scene.least_iteration
-    return p.steps - scene.least_steps
-
-
 def _explained(scene: Scene, rank: int) -> bool:
     """Ahead by no more than what a pipeline's asynchronous sends allow: being ahead clears nobody of unknown place then."""
-    return scene.topology.pp > 1 and _steps_ahead(scene, rank) == 1 and not _own(scene, rank)
-
-
-def _lead(scene: Scene, rank: int) -> int:
-    """Steps between this rank and the next one."""
-    return min((_steps_ahead(scene, r) for r in scene.still if r != rank), default=0)
-
-
-def _distance(scene: Scene, rank: int) -> str:
-    lead = _lead(scene, rank)
-    return f"{lead} step{'s' if lead > 1 else ''} further" if lead else "one section further"
+    return scene.topology.pp > 1 and steps_ahead(scene, rank) == 1 and not own(scene, rank)
 
 
 def _is(ranks: Sequence[int]) -> str:

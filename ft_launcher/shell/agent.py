@@ -35,7 +35,7 @@ from ft_launcher.core.evidence import RankError
 from ft_launcher.core.node import NodeMachine, NodeOptions, NodePhase
 from ft_launcher.core.state import JobState
 from ft_launcher.errors import PlatformError
-from ft_launcher.shell.follow import follow
+from ft_launcher.shell.follow import UNREACHABLE, follow
 from ft_launcher.shell.keys import Keys
 from ft_launcher.shell.last_words import read_error
 from ft_launcher.shell.limits import limits_in
@@ -47,8 +47,9 @@ from ft_launcher.shell.nvrx_server import NvrxServer
 from ft_launcher.shell.process import RankStarted
 from ft_launcher.shell.rank_env import rank_environment
 from ft_launcher.shell.record import Files
+from ft_launcher.shell.reporter import Reporter
 from ft_launcher.shell.standbys import Standbys
-from ft_launcher.shell.store import Modified, Put, Store
+from ft_launcher.shell.store import Store
 from ft_launcher.shell.watchman import Reactions, Watchman
 from monitors.detect import Finding, Limits
 from monitors.hooks import STACKS_SIGNAL
@@ -127,7 +128,9 @@ class Agent:
 
     def training(self) -> bool:
         """Whether ranks run here, and nothing is known against them."""
-        return self._machine.phase is NodePhase.RUNNING
+        report = self._machine.report
+        trouble = report.exits or report.hangs or report.platform_fault or report.unfit or report.signals
+        return self._machine.phase is NodePhase.RUNNING and not trouble
 
     def set_lease(self, deadline_s: float) -> None:
         """Until when the node's lease is known to hold, for the ranks' `commit_allowed()`."""
@@ -167,16 +170,17 @@ class Agent:
                         self._watch.set_learned(limits_in(change.entry.value))
 
     async def _send_reports(self) -> None:
-        """Reports are cumulative: only the newest needs to arrive. Never over what another agent of this id has reported."""
-        key, revision = self._around.keys.report(self._options.node_id), 0
+        """Reports are cumulative: only the newest needs to arrive. One that nobody has to act upon can wait for a store that is away."""
+        reporter = Reporter(self._around.store, self._around.keys.report(self._options.node_id))
         while True:
             await self._report.wait()
             self._report.clear()
-            report = json.dumps(self._machine.report.to_json(), separators=(",", ":"))
-            outcome = await self._around.store.transact([Modified(key, revision)], [Put(key, report)])
-            if not outcome.succeeded:
-                raise PlatformError(f"node id {self._options.node_id} was taken over by another agent while this one was away")
-            revision = outcome.revision
+            try:
+                await reporter.send(self._machine.report)
+            except PlatformError as error:
+                if error.exit_code != UNREACHABLE or not self.training():
+                    raise
+                self._report.set()
 
     # -- events in, actions out -----------------------------------------------------------------------------------------------------------
 

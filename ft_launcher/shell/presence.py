@@ -208,8 +208,9 @@ class Shared:
 
     def _on_store(self, there: bool) -> None:
         """The store has gone away, or is back: people are told, and the liaison of the day."""
-        said = "answers again" if there else "does not answer; training goes on without it"
-        self._say(f"the store {said}", "info" if there else "warning")
+        if self._registration is not None:  # before that, whoever joins waits for it and says so
+            said = "answers again" if there else "does not answer; training goes on without it"
+            self._say(f"the store {said}", "info" if there else "warning")
         if self._liaison is not None:
             self._liaison.store_there(there)
 

@@ -151,10 +151,14 @@ class Watchman:
         """What this node's ranks have completed since the last call, one sample an occurrence of all of them."""
         found: list[Sample] = []
         for position, rank in enumerate(sorted(self._ranks)):
-            page = self._ranks[rank].page
             for section in self._limits.sections:
-                found += self._lessons.add(position, section, page.occurrences(section, self._lessons.after(position, section)))
+                found += self._lessons.add(position, section, self._occurrences(rank, section, self._lessons.after(position, section)))
         return found
+
+    def _occurrences(self, rank: int, section: str, after: int) -> list[tuple[int, int]]:
+        """From the rank's page, or through NVRx's client where it uses that instead."""
+        found = self._ranks[rank].page.occurrences(section, after)
+        return found if found or self._nvrx is None else self._nvrx.occurrences(rank, section, after)
 
     def progress(self) -> dict[int, RankProgress]:
         """Where every rank of the cycle is, or was when it ended, or when the kill began."""
