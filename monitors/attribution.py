@@ -55,8 +55,8 @@ def _others(count: int) -> str:
 
 def stopped(scene: Scene) -> Blame | None:
     """Rule 1: the kernel says so. Uninterruptible sleep counts only where somebody is not in it: all of them wait for the same storage."""
-    hard = [r for r in scene.still if hard(scene.progress[r])]
-    worst = [r for r in hard if scene.progress[r].state != "D"] or hard
+    found = [r for r in scene.still if hard(scene.progress[r])]
+    worst = [r for r in found if scene.progress[r].state != "D"] or found
     if not worst:
         return None
     if len(worst) > 1 and all(scene.progress[r].state == "D" for r in worst):
@@ -100,7 +100,7 @@ def not_waiting(scene: Scene) -> Blame | None:
                 f"{scene.ranks(behind)} {_is(behind)} behind but wait{'s' if len(behind) == 1 else ''} for others; not waiting: {scene.ranks(open_)}",
                 open_,
             )
-    elif not all(own(scene, r) for r in suspects):
+    elif not all(_own(scene, r) for r in suspects):
         suspects = sorted({*suspects, *(r for r in open_ if _explained(scene, r))})
     suspects = _firm(scene, suspects) or suspects
     missing = scene.topology.world - len(scene.progress)
@@ -121,7 +121,7 @@ def _waits(scene: Scene, rank: int) -> bool:
     return place is not None and place.waiting
 
 
-def own(scene: Scene, rank: int) -> bool:
+def _own(scene: Scene, rank: int) -> bool:
     place = scene.places.get(rank)
     return place is not None and place.own
 
@@ -171,7 +171,7 @@ def odd_one(scene: Scene) -> Blame | None:
     for rank in placed:
         at.setdefault(scene.places[rank], []).append(rank)
     single = [ranks[0] for ranks in at.values() if len(ranks) == 1]
-    if len(at) != 2 or len(single) != 1 or not own(scene, single[0]) or single[0] not in earliest(scene, scene.still):
+    if len(at) != 2 or len(single) != 1 or not _own(scene, single[0]) or single[0] not in earliest(scene, scene.still):
         return None
     place = next(p for p, ranks in at.items() if len(ranks) > 1)
     rank = single[0]
@@ -253,7 +253,7 @@ RULES: tuple[Rule, ...] = (stopped, alone, not_waiting, odd_one, left_early, und
 
 def _explained(scene: Scene, rank: int) -> bool:
     """Ahead by no more than what a pipeline's asynchronous sends allow: being ahead clears nobody of unknown place then."""
-    return scene.topology.pp > 1 and steps_ahead(scene, rank) == 1 and not own(scene, rank)
+    return scene.topology.pp > 1 and steps_ahead(scene, rank) == 1 and not _own(scene, rank)
 
 
 def _is(ranks: Sequence[int]) -> str:

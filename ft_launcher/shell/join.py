@@ -140,7 +140,11 @@ class Joiner:
                 known = json.loads(spec.value) if spec is not None else {}
                 if spec is not None and known.get("generation") != state.generation:
                     continue  # one was begun between the two reads
-                if await self._lives(state, known):
+                holder = await self._holder(state, known)
+                if await self._store.get(self._keys.spec) != spec:
+                    continue  # another launch began while we looked whether this one lives
+                if holder is not None:
+                    self._compare(known, holder)
                     return state.generation, spec.modified if spec is not None else 0
                 begun = await self._begin(state.generation + 1, [Modified(self._keys.job, job.modified)])
             if begun is not None:
@@ -155,22 +159,19 @@ class Joiner:
         outcome = await self._store.transact(compares, puts)
         return (generation, outcome.revision) if outcome.succeeded else None
 
-    async def _lives(self, state: JobState, known: Mapping[str, Any]) -> bool:
-        """Whether the stored generation is the one to join. Raises where this agent must not be here at all."""
+    async def _holder(self, state: JobState, known: Mapping[str, Any]) -> str | None:
+        """A node of the stored generation that lives, None where it has ended. Raises where this agent must not be here at all."""
         same_launch = bool(self._spec["launch"]) and known.get("launch") == self._spec["launch"]
         if state.phase is Phase.DONE:
-            return await self._ended(state, same_launch)
-        holder = await self._member()
-        if holder is None and not same_launch:
-            return False
-        self._compare(known, holder or "another node")
-        return True
+            await self._refuse_late(state, same_launch)
+            return None
+        return await self._member(state.generation) or ("another node" if same_launch else None)
 
-    async def _member(self) -> str | None:
+    async def _member(self, generation: int) -> str | None:
         """A node whose agent lives, None where there is none. An answer is proof; without one, only a registration that outlasts a lease time is."""
         ttl_s, told = self._config.node_ttl_s, False
         for _ in range(int((ttl_s + MARGIN_S) / POLL_S)):
-            peers = await self._registered()
+            peers = await self._registered(generation)
             if not peers:
                 return None
             some = random.sample(peers, min(len(peers), MOST_ASKED))
@@ -184,10 +185,10 @@ class Joiner:
                 )
             told = True
             await asyncio.sleep(POLL_S)
-        left = await self._registered()
+        left = await self._registered(generation)
         return left[0].node_id if left else None
 
-    async def _registered(self) -> list[Peer]:
+    async def _registered(self, generation: int) -> list[Peer]:
         """The controller where there is one (it is enough, and many agents ask at once), else all nodes."""
         leader = await self._store.get(self._keys.leader)
         if leader is not None:
@@ -196,9 +197,9 @@ class Joiner:
             if await self._reach(controller) is Reply.ANSWERED:
                 return [controller]
         nodes = [NodeInfo.from_json(json.loads(entry.value)) for entry in (await self._store.list(self._keys.nodes)).entries]
-        return [Peer(node.node_id, node.address, node.incarnation) for node in nodes]
+        return [Peer(node.node_id, node.address, node.incarnation) for node in nodes if node.generation == generation]
 
-    async def _ended(self, state: JobState, same_launch: bool) -> bool:
+    async def _refuse_late(self, state: JobState, same_launch: bool) -> None:
         """The generation is over: late agents of it learn so; anybody who was there before means to run it again."""
         was_there = await self._store.get(self._keys.report(self._config.node_id)) is not None
         verdict = state.verdict
@@ -207,7 +208,6 @@ class Joiner:
             said = f"{verdict.outcome.value}: {verdict.reason}" if verdict is not None else "ended"
             code = verdict.exit_code if verdict is not None and state.placement is None else 0
             raise FinishedError(f"run {self._config.run_id} has ended already ({said}); nothing to do here", code)
-        return False
 
     def _compare(self, known: Mapping[str, Any], holder: str) -> None:
         """Refuse to take part in a different job; both values are named."""

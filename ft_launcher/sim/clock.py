@@ -7,6 +7,7 @@ machine, on hash order or on real time. It knows times and callables; it must ne
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -61,3 +62,54 @@ class Clock:
                 ticket.act(*ticket.args)
         if not self.halted:
             self.now = max(self.now, until)
+
+
+class Life:
+    """The time of one process (or of all processes of a machine): what is due while it is frozen happens when it wakes up, what is due after its end never.
+
+    `frozen_at`: since when it is frozen, the last time when it is awake.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.over = False
+        self.until = 0.0
+        self.frozen_at = -math.inf
+        self._clock = clock
+
+    @property
+    def now(self) -> float:
+        """The world's time."""
+        return self._clock.now
+
+    @property
+    def awake(self) -> bool:
+        """It is not frozen (and not over)."""
+        return not self.over and self._clock.now >= self.until
+
+    def freeze(self, seconds: float) -> None:
+        """Nothing happens for so long."""
+        if self.awake:
+            self.frozen_at = self._clock.now
+        self.until = max(self.until, self._clock.now + seconds)
+
+    def end(self) -> None:
+        """Nothing will happen any more."""
+        self.over = True
+
+    def at(self, when: float, act: Callable[..., None], *args: Any) -> Ticket:
+        """Plan a call at a moment of this life."""
+        ticket = Ticket(act, args)
+        self._clock.at(when, self._due, ticket)
+        return ticket
+
+    def after(self, delay_s: float, act: Callable[..., None], *args: Any) -> Ticket:
+        """Plan a call `delay_s` seconds from now."""
+        return self.at(self._clock.now + delay_s, act, *args)
+
+    def _due(self, ticket: Ticket) -> None:
+        if self.over or ticket.act is None:
+            return
+        if self._clock.now < self.until:
+            self._clock.at(self.until, self._due, ticket)
+        else:
+            ticket.act(*ticket.args)

@@ -1,108 +1,279 @@
-"""The fake controller's shell: the production job machine, fed and obeyed as `shell/controller.py` does it.
+"""The fake controller's shell: the production job machine, fed and obeyed as `shell/controller.py` does it, in whichever agent holds the office.
 
-One queue; a commit takes its time and everything behind it waits: the later actions of the same decision, and the events that came meanwhile. It
-keeps the journal of what the machine was given, so that it can be replayed. It decides nothing.
+One queue; a commit takes its time and everything behind it waits: the later actions of the same decision, and the events that came meanwhile. A commit that fails ends it. It lives
+in its agent's time: frozen with it, gone with it, in the middle of whatever it did. It keeps the journal of what the machine was given, so that it can be replayed. It decides nothing.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from ft_launcher.core.actions import Commit, JobAction, SetTimer
-from ft_launcher.core.events import JobEvent, Timer, TimerFired
+from ft_launcher.core.events import JobEvent, NodeJoined, NodeLost, ProgressSeen, ReportReceived, Timer, TimerFired
+from ft_launcher.core.evidence import NodeInfo
 from ft_launcher.core.job import JobMachine
 from ft_launcher.core.state import JobState, Phase
-from ft_launcher.sim.clock import Clock, Ticket
+from ft_launcher.sim.clock import Life, Ticket
+from ft_launcher.sim.etcd import Entry, Etcd, Watch
+from ft_launcher.sim.host import Host
+from ft_launcher.sim.liaison import Liaison
 
 
 class Desk(Protocol):
-    """What a controller touches of the world."""
+    """What a controller touches of the world. It says who it is with itself as first argument."""
 
-    clock: Clock
+    store: Etcd
+    alone: bool
 
-    def judged(self, before: JobState, event: JobEvent, actions: Sequence[JobAction]) -> None:
-        """The job machine has answered."""
+    def fresh_machine(self, state: JobState) -> JobMachine:
+        """A job machine that goes on from this state."""
 
-    def commit_s(self) -> float:
-        """How long this transaction takes."""
+    def first_state(self) -> JobState:
+        """The state of a launch that has none."""
 
-    def committed(self, job: JobState) -> None:
+    def judged(self, controller: Controller, before: JobState, event: JobEvent, actions: Sequence[JobAction]) -> Callable[[], None]:
+        """The job machine has answered. To be called when what it decided is in the store."""
+
+    def committed(self, controller: Controller, job: JobState) -> None:
         """The job state is durable."""
 
     def performed(self, action: JobAction) -> None:
         """Something to say or to record."""
 
+    def controller_ended(self, controller: Controller, why: str) -> None:
+        """It has been deposed."""
+
 
 class Controller:
-    """Serves until the job is done."""
+    """`term`: the created revision of its office. `commits`: all it tried to write; `heard`: node -> (incarnation, sequence) of the newest report it was given."""
 
-    def __init__(self, desk: Desk, machine: JobMachine) -> None:
-        self.machine = machine
-        self.first = machine.state
+    def __init__(self, desk: Desk, host: Host, life: Life, term: int) -> None:
+        self.host = host
+        self.term = term
         self.journal: list[tuple[float, JobEvent]] = []
         self.commits: list[JobState] = []
-        self.began_at = 0.0
+        self.heard: dict[str, tuple[str, int]] = {}
+        self.began_at = life.now
+        self.closed = False
+        self.loaded = False
         self._desk = desk
+        self._life = life
+        self._machine: JobMachine | None = None
+        self._first: JobState | None = None
+        self._liaison: Liaison | None = None
+        self._job_revision = 0
         self._queue: deque[JobEvent] = deque()
         self._timers: dict[Timer, Ticket] = {}
+        self._watches: list[Watch] = []
         self._busy = False
-        self._stalled_until = 0.0
+
+    @property
+    def machine(self) -> JobMachine:
+        """The production machine, once the state is read."""
+        if self._machine is None:
+            raise RuntimeError("no job state was loaded")
+        return self._machine
+
+    @property
+    def first(self) -> JobState:
+        """What it found."""
+        return self._first if self._first is not None else self.machine.state
+
+    @property
+    def liaison(self) -> Liaison:
+        """Its ears."""
+        if self._liaison is None:
+            raise RuntimeError("nobody listens for this controller")
+        return self._liaison
+
+    def listen(self, liaison: Liaison) -> None:
+        """Set its ears, before `begin`."""
+        self._liaison = liaison
 
     @property
     def done(self) -> bool:
-        """The verdict stands."""
-        return self.machine.state.phase is Phase.DONE
+        """The verdict stands, as far as it knows."""
+        return self._machine is not None and self._machine.state.phase is Phase.DONE
+
+    def _call(self, effect: Callable[[], Any], answer: Callable[[Any], None]) -> None:
+        life = self._life
+        self._desk.store.call(self.host, effect, lambda result: life.after(0.0, self._unless_closed, answer, result))
+
+    def _unless_closed(self, answer: Callable[[Any], None], result: Any) -> None:
+        if not self.closed:
+            answer(result)
+
+    # -- taking over ------------------------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Write the first state, arm the first deadlines."""
-        self.began_at = self._desk.clock.now
-        self._carry_out([Commit(self.machine.state), *self.machine.begin(self.began_at)])
+        """Continue from the job key."""
+        self._call(lambda: self._desk.store.keys.get("job"), self._load)
+
+    def _load(self, entry: Entry | None) -> None:
+        known: JobState = entry.value if entry is not None else self._desk.first_state()
+        self._job_revision = entry.modified if entry is not None else 0
+        self._first = known
+        self._machine = self._desk.fresh_machine(known)
+        self.began_at = self._life.now
+        self._carry_out([Commit(known), *self.machine.begin(self.began_at)], lambda: None, self._list_nodes)
+
+    def _list_nodes(self) -> None:
+        store = self._desk.store
+        watch = ("nodes/", self._on_node)
+        self._call(lambda: (store.under("nodes/"), self._watch(*watch)), lambda found: self._nodes_listed(found[0]))
+
+    def _watch(self, prefix: str, told: Callable[[str, Entry | None, int], None]) -> None:
+        """As an effect: nothing is missed between a list and its watch."""
+        if not self.closed:
+            self._watches.append(self._desk.store.watch(self.host, prefix, lambda *change: self._life.after(0.0, self._heard, told, *change)))
+
+    def _heard(self, told: Callable[..., None], *change: Any) -> None:
+        if not self.closed:
+            told(*change)
+
+    def _nodes_listed(self, found: list[tuple[str, Entry]]) -> None:
+        for key, entry in found:
+            self._on_node(key, entry, 0)
+        self.look_for_missing({key.removeprefix("nodes/") for key, _ in found})
+        store = self._desk.store
+        self._call(lambda: (store.under("reports/"), self._watch("reports/", self._on_report)), lambda found: self._reports_listed(found[0]))
+
+    def look_for_missing(self, registered: set[str]) -> None:
+        """Nodes that hold ranks and have no registration: nobody else will ever speak of them."""
+        job = self.first
+        for name in job.placement.nodes if job.placement is not None and job.phase is not Phase.DONE else ():
+            if name in registered or name in job.lost:
+                continue
+            if self._desk.alone:
+                self.offer(NodeLost(name, "it is not registered"))
+            else:
+                self.liaison.missing(
+                    NodeInfo(name, job.addresses.get(name, ""), 0, job.generation, incarnation=job.incarnations.get(name, ""))
+                )
+
+    def _reports_listed(self, found: list[tuple[str, Entry]]) -> None:
+        for key, entry in found:
+            self._on_report(key, entry, 0)
+        self.loaded = True
+        self._call(lambda: (self._desk.store.created("leader"), self._watch("leader", self._on_office)), self._office_listed)
+        self._pump()
+
+    def _office_listed(self, found: tuple[int, None]) -> None:
+        if found[0] != self.term:
+            self._depose("the office is held by another controller, or vacant")
+
+    def _on_office(self, key: str, entry: Entry | None, revision: int) -> None:
+        if entry is None or entry.created != self.term:
+            self._depose("the office is held by another controller, or vacant")
+
+    def _on_node(self, key: str, entry: Entry | None, revision: int) -> None:
+        name = key.removeprefix("nodes/")
+        if entry is not None:
+            self.offer(NodeJoined(entry.value))
+            self.liaison.registered(entry.value)
+        elif self._desk.alone:
+            self.offer(NodeLost(name, "its registration is gone"))
+        else:
+            self.liaison.unregistered(name)
+
+    def _on_report(self, key: str, entry: Entry | None, revision: int) -> None:
+        if entry is not None:
+            self.offer(ReportReceived(entry.value))
+
+    def list_again(self) -> None:
+        """The reports' watch begins anew: everything is listed."""
+        store = self._desk.store
+        self._call(lambda: store.under("reports/"), lambda found: [self._on_report(key, entry, 0) for key, entry in found] and None)
+
+    # -- events in, actions out -----------------------------------------------------------------------------------------------------------------
 
     def offer(self, event: JobEvent) -> None:
         """Queue an event."""
-        self._queue.append(event)
-        self._pump()
-
-    def stall(self, seconds: float) -> None:
-        """Handle nothing for a while."""
-        clock = self._desk.clock
-        self._stalled_until = max(self._stalled_until, clock.now + seconds)
-        clock.at(self._stalled_until, self._pump)
+        if not self.closed:
+            self._queue.append(event)
+            self._pump()
 
     def _pump(self) -> None:
-        clock = self._desk.clock
-        while self._queue and not self._busy and not self.done and clock.now >= self._stalled_until and not clock.halted:
+        life = self._life
+        while self._queue and not self._busy and self.loaded and not self.closed and not self.done and life.awake:
             event = self._queue.popleft()
+            if isinstance(event, ProgressSeen):
+                self.liaison.stepped(event.began_ago_s)
             before = self.machine.state
-            self.journal.append((clock.now, event))
-            actions = self.machine.handle(clock.now, event)
-            self._desk.judged(before, event, actions)
-            self._carry_out(actions)
+            self.journal.append((life.now, event))
+            actions = self.machine.handle(life.now, event)
+            self._carry_out(actions, self._desk.judged(self, before, event, actions), self._pump)
+            if self._busy:
+                return
 
-    def _carry_out(self, actions: Sequence[JobAction]) -> None:
-        """In order; a commit makes the rest wait for it."""
+    def wake(self) -> None:
+        """Its process goes on."""
+        self._pump()
+
+    def _carry_out(self, actions: Sequence[JobAction], durable: Callable[[], None], then: Callable[[], None]) -> None:
+        """In order; a commit makes the rest wait for it, `then` included where there was one."""
         for position, action in enumerate(actions):
             if isinstance(action, Commit):
                 self._busy = True
-                self._desk.clock.after(self._desk.commit_s(), self._on_committed, action.job, actions[position + 1 :])
+                self.commits.append(action.job)
+                rest = actions[position + 1 :]
+                self._call(
+                    lambda job=action.job: self._write(job, durable),  # type: ignore[misc]
+                    lambda revision: self._on_answer(revision, rest, then),
+                )
                 return
             if isinstance(action, SetTimer):
                 self._set_timer(action)
             else:
                 self._desk.performed(action)
+        if not self._busy and then != self._pump:
+            then()
 
-    def _on_committed(self, job: JobState, rest: Sequence[JobAction]) -> None:
-        self.commits.append(job)
-        self._desk.committed(job)
+    def _write(self, job: JobState, durable: Callable[[], None]) -> int:
+        """The effect: only while the office is ours and nobody has written since."""
+        store = self._desk.store
+        if store.created("leader") != self.term or store.modified("job") != self._job_revision:
+            return 0
+        durable()
+        revision = store.put("job", JobState.from_json(job.to_json()))
+        self._desk.committed(self, job)
+        return revision
+
+    def _on_answer(self, revision: int, rest: Sequence[JobAction], then: Callable[[], None]) -> None:
+        if not revision:
+            self._depose("the leader key or the job key has changed hands")
+            return
+        self._job_revision = revision
         self._busy = False
-        self._carry_out(rest)
-        self._pump()
+        self._carry_out(rest, lambda: None, then)
+        if not self._busy:
+            self._pump()
 
     def _set_timer(self, action: SetTimer) -> None:
         pending = self._timers.pop(action.timer, None)
         if pending is not None:
             pending.cancel()
-        fired = TimerFired(action.timer, action.cycle)
-        self._timers[action.timer] = self._desk.clock.after(action.delay_s, self.offer, fired)
+        self._timers[action.timer] = self._life.after(action.delay_s, self.offer, TimerFired(action.timer, action.cycle))
+
+    # -- the end --------------------------------------------------------------------------------------------------------------------------------
+
+    def _depose(self, why: str) -> None:
+        """Resign: an office that is still ours must not stay with somebody who does not act."""
+        if self.closed:
+            return
+        self.close()
+        store, term = self._desk.store, self.term
+        store.call(self.host, lambda: store.delete("leader") if store.created("leader") == term else None, lambda _: None)
+        self._desk.controller_ended(self, why)
+
+    def close(self) -> None:
+        """It acts no more."""
+        self.closed = True
+        for timer in self._timers.values():
+            timer.cancel()
+        for watch in self._watches:
+            watch.close()
+        if self._liaison is not None:
+            self._liaison.close()

@@ -1,4 +1,4 @@
-"""A machine of the fake cluster: what outlives an agent, and what is about to go wrong with it.
+"""A machine of the fake cluster: what outlives an agent, how it is cut off, and what is about to go wrong with it.
 
 The next zygote, reaping, kill or standby store asks here whether it meets bad luck; each misfortune strikes once. It knows nothing of jobs.
 """
@@ -32,13 +32,23 @@ class Luck:
 
 @dataclass(slots=True)
 class Host:
-    """One machine. `clock_ns`: its CLOCK_MONOTONIC differs from everybody's by this. `up`: it runs (its agent may still be absent)."""
+    """One machine. `clock_ns`: its CLOCK_MONOTONIC differs from everybody's by this. `up`: an agent may run here. `silent`: the machine itself is gone.
+
+    Until `store_cut_until` the store is out of its reach, until `isolated_until` everything is, and until `lossy_until` its channel loses, repeats and delays messages by up to `lossy_s`.
+    `frozen_until`: all of its processes stand still until then.
+    """
 
     name: str
     number: int
     clock_ns: int
     up: bool = True
+    silent: bool = False
     store_slow_s: float = 0.0
     store_slow_until: float = 0.0
+    store_cut_until: float = 0.0
+    isolated_until: float = 0.0
+    lossy_until: float = 0.0
+    lossy_s: float = 0.0
+    frozen_until: float = 0.0
     luck: Luck = field(default_factory=Luck)
     boots: int = 0

@@ -1,7 +1,7 @@
 """Four ranks in lock-step over gloo, one of which does something odd: argv[1] is JSON {"rank": r, "cycle": 0, "at": i, "do": WHAT, "steps": N, "marks": folder}.
 
-WHAT: sleep | stop | spin | queue | talk (other threads beat and print) | save | setup (before the first section) | between (out of section) | exit (after the last section) | all_reduce
-(everybody hangs in the network: rank r's connection is not served, which no rank can see).
+WHAT: sleep | stop | spin | queue | talk (other threads beat and print) | save | setup (before the first section) | between (out of section) | exit (after the last section) | mismatch
+(it calls recv where the others call all_reduce: all of them wait).
 """
 
 import json
@@ -50,6 +50,8 @@ def step(i):
     x = torch.ones(4) * RANK
     if MINE and i == CONF["at"] and CONF["do"] in ("sleep", "stop", "spin", "queue", "talk"):
         stand_still(CONF["do"])
+    if MINE and i == CONF["at"] and CONF["do"] == "mismatch":
+        dist.recv(x, (RANK + 1) % 4)
     dist.all_reduce(x)
 
 

@@ -58,7 +58,12 @@ def test_a_hang_in_a_step_while_the_others_wait_in_an_all_reduce(launch: Launche
 def test_the_culprit_is_named(launch: Launcher, marks: Path, rank: int, do: str) -> None:
     incident = only_incident(hang(launch, marks, rank, do))
     assert incident["culprit"]["rank"] == rank, incident["reason"]
-    why = {"stop": "is stopped (process state T)", "spin": "is in user code", "queue": "waits for data in queue.get", "talk": "is in user code"}
+    why = {
+        "stop": "is stopped (process state T)",
+        "spin": "is in user code",
+        "queue": "waits for data in queue.get",
+        "talk": "is in user code",
+    }
     assert why.get(do, "in section 'checkpointing'") in incident["culprit"]["why"]
 
 
@@ -78,6 +83,15 @@ def test_a_hang_at_exit_after_the_last_section(launch: Launcher, marks: Path) ->
     incident = only_incident(hang(launch, marks, 2, "exit", out="2"))
     assert incident["culprit"]["rank"] == 2, incident["reason"]
     assert "while the other 3 ranks wait in barrier" in incident["culprit"]["why"]
+
+
+def test_when_all_wait_nobody_is_named(launch: Launcher, marks: Path) -> None:
+    incident = only_incident(hang(launch, marks, 1, "mismatch"))
+    assert incident["culprit"] is None
+    assert (
+        "the culprit cannot be told: all 4 ranks wait, in 2 different calls: rank 1 in recv; ranks 0,2-3 in all_reduce"
+        in incident["reason"]
+    )
 
 
 def test_the_culprit_is_in_ft_state_and_in_the_verdict(launch: Launcher, marks: Path) -> None:
