@@ -52,7 +52,7 @@ class ReportReceived:
 class ProgressSeen:
     """The ranks of one node were looked at: highest iteration, and the fewest steps any of them has completed in this cycle.
 
-    `began_ago_s`: how long ago the newest completed step of any of them was begun; inf before the first.
+    `began_ago_s`: how long ago the newest completed step of any of them was begun; inf before the first. `busy`: a rank that has not left is inside a section.
     """
 
     node_id: str
@@ -60,6 +60,7 @@ class ProgressSeen:
     iteration: int | None
     min_steps: int
     began_ago_s: float = float("inf")
+    busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)

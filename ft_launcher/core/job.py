@@ -33,6 +33,7 @@ class Run:
     started_at: float
     progress_at: float
     stepped: dict[str, int | None] = field(default_factory=dict)
+    busy: set[str] = field(default_factory=set)
     seen: dict[str, tuple[int | None, int]] = field(default_factory=dict)
     all_started: bool = False
     recovered: bool = False
@@ -181,6 +182,7 @@ class JobMachine:
         run, seen = self._run, (event.iteration, event.min_steps)
         if run.seen.get(event.node_id) != seen:
             run.seen[event.node_id], run.progress_at = seen, self._now
+        (run.busy.add if event.busy else run.busy.discard)(event.node_id)
         if event.min_steps > 0:
             run.stepped[event.node_id] = event.iteration
         if run.recovered or set(placed(self.state)) - set(run.stepped):
@@ -336,13 +338,14 @@ class JobMachine:
     # -- deadlines --------------------------------------------------------------------------------------------------------------------------
 
     def on_timer_running(self, event: TimerFired) -> list[JobAction]:
-        """Stragglers: those still training are left alone, those that only hang in their own exit are ended and the job succeeds."""
+        """Stragglers: those still training or inside a section (a last save) are left alone, for hangs there have limits of their own; those that only hang in their own
+        exit are ended and the job succeeds."""
         if event.timer is Timer.SETTLE:
             return self._end("ranks asked to be run again or rejected their result (exit 16 or 17)")
         if event.timer is not Timer.EXIT_GRACE:
             return []
         grace_s = self.options.exit_grace_s
-        if self._now - self._run.progress_at < grace_s:
+        if self._run.busy or self._now - self._run.progress_at < grace_s:
             return [self._timer(Timer.EXIT_GRACE, grace_s)]
         left = self.topology.world - self.roster.left(self.state)
         return self._finish(f"all ranks finished; {left} that had not left {grace_s:g} s after the first were ended")

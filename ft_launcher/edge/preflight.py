@@ -54,12 +54,22 @@ def check_packages(find: Callable[[str], str | None] | None = None) -> None:
     `find` gives the place of a top-level package, None where there is none.
     """
     find = find or _place
+    _check_monitors(find)
     rerun = find("rerun")
     theirs = find("rerun_sdk") or (None if rerun is None or Path(rerun).resolve().is_relative_to(HOME / "rerun") else rerun)
     if theirs is not None:
         raise ConfigError(
             f"the Python package at {theirs} also calls itself 'rerun' (as PyPI's rerun-sdk does) and cannot share an environment with "
             "ft-launcher's own: uninstall it, or use another environment"
+        )
+
+
+def _check_monitors(find: Callable[[str], str | None]) -> None:
+    found = find("monitors")
+    if found is None or not Path(found).resolve().is_relative_to(HOME / "monitors"):
+        raise ConfigError(
+            f"the Python module at {found} hides ft-launcher's own package 'monitors': rename it, or take its folder out of PYTHONPATH (a module of that "
+            "name beside the script does no harm)"
         )
 
 

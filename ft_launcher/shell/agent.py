@@ -360,4 +360,4 @@ class Agent:
         shadow = finding.kind == "hung" and self._around.config.hang_action == "log"
         if finding.kind == "silent" or shadow:
             would = " (only said, --hang-action log)" if shadow else ""
-            self._around.files.console.say(f"rank {finding.rank}: {finding.reason}{would}", "warning")
+            self._around.files.console.say(f"{finding.reason}{would}", "warning")

@@ -23,7 +23,6 @@ from ft_launcher.shell.follow import follow
 from ft_launcher.shell.keys import Keys
 from ft_launcher.shell.limits import LimitsKeeper
 from ft_launcher.shell.store import Change, Compare, Created, Delete, Listing, Modified, Put, Store
-
 from monitors.learning import Sample
 
 NAG_S = 5.0

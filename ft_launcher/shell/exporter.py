@@ -166,6 +166,9 @@ class Exporter:
             iteration_end=max(iterations, default=None),
         )
         self.document = doc.with_cycle(self.document, self._cycles[decision.cycle])
+        if iterations:
+            self._iteration = max(iterations)
+            self.document = doc.at_position(self.document, utc_now(), iteration=self._iteration)
         self.save()
 
     def recovered(self, recovery: RecordRecovery) -> None:

@@ -38,6 +38,15 @@ class Joined:
     lease: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A generation to join, as long as what was found holds; `begin` makes it where it is new."""
+
+    generation: int
+    while_: tuple[Compare, ...]
+    begin: tuple[Put, ...] = ()
+
+
 class FinishedError(Exception):
     """The run has finished already; `code` is what a late agent ends with."""
 
@@ -81,20 +90,20 @@ class Joiner:
     async def join(self, info: Callable[[int], NodeInfo], reach: Callable[[Peer], Awaitable[Reply]]) -> Joined:
         """Register `info(generation)`. Raises ConfigError (another job, or the node id is in use), FinishedError, PlatformError (the store).
 
-        `reach` tells whether an agent is there. The registration holds only if the generation is still the newest.
+        `reach` tells whether an agent is there. A generation is begun, or found still to be the newest, in the transaction that registers: it never is without a member.
         """
         self._reach = reach
+        key = self._keys.node(self._config.node_id)
         while True:
             await self._wait_for_own_id()
-            generation, spec_revision = await self._generation()
+            place = await self._find_place()
             lease = await self._store.grant(self._config.node_ttl_s)
-            key = self._keys.node(self._config.node_id)
-            put: list[Operation] = [
-                Put(key, json.dumps(info(generation).to_json()), lease),
+            own: list[Operation] = [
+                Put(key, json.dumps(info(place.generation).to_json()), lease),
                 Delete(self._keys.report(self._config.node_id)),
             ]
-            if (await self._store.transact([Created(key, 0), Modified(self._keys.spec, spec_revision)], put)).succeeded:
-                return Joined(generation, lease)
+            if (await self._store.transact([Created(key, 0), *place.while_], [*place.begin, *own])).succeeded:
+                return Joined(place.generation, lease)
             await self._store.revoke(lease)
 
     async def secret(self) -> str:
@@ -129,35 +138,31 @@ class Joiner:
         holder = NodeInfo.from_json(json.loads(entry.value))
         return f"--node-id {holder.node_id}: run {self._config.run_id} has a live agent of this id at {holder.address}; choose another --node-id, or another --run-id"
 
-    async def _generation(self) -> tuple[int, int]:
-        """The generation that lives, or a new one, and the revision of its spec."""
+    async def _find_place(self) -> _Place:
+        """The generation that lives, or a new one."""
         while True:
             spec, job = await self._store.get(self._keys.spec), await self._store.get(self._keys.job)
             if job is None:
-                begun = await self._begin(0, [Created(self._keys.job, 0)])
-            else:
-                state = JobState.from_json(json.loads(job.value))
-                known = json.loads(spec.value) if spec is not None else {}
-                if spec is not None and known.get("generation") != state.generation:
-                    continue  # one was begun between the two reads
-                holder = await self._holder(state, known)
-                if await self._store.get(self._keys.spec) != spec:
-                    continue  # another launch began while we looked whether this one lives
-                if holder is not None:
-                    self._compare(known, holder)
-                    return state.generation, spec.modified if spec is not None else 0
-                begun = await self._begin(state.generation + 1, [Modified(self._keys.job, job.modified)])
-            if begun is not None:
-                return begun
+                return self._new_place(0, Created(self._keys.job, 0))
+            state = JobState.from_json(json.loads(job.value))
+            known = json.loads(spec.value) if spec is not None else {}
+            if spec is not None and known.get("generation") != state.generation:
+                continue  # one was begun between the two reads
+            holder = await self._holder(state, known)
+            if await self._store.get(self._keys.spec) != spec:
+                continue  # another launch began while we looked whether this one lives
+            if holder is None:
+                return self._new_place(state.generation + 1, Modified(self._keys.job, job.modified))
+            self._compare(known, holder)
+            return _Place(state.generation, (Modified(self._keys.spec, spec.modified if spec is not None else 0),))
 
-    async def _begin(self, generation: int, compares: list[Compare]) -> tuple[int, int] | None:
+    def _new_place(self, generation: int, compare: Compare) -> _Place:
         fresh = JobState(self._config.run_id, generation)
-        puts = [
+        puts = (
             Put(self._keys.job, json.dumps(fresh.to_json())),
             Put(self._keys.spec, json.dumps({**self._spec, "generation": generation})),
-        ]
-        outcome = await self._store.transact(compares, puts)
-        return (generation, outcome.revision) if outcome.succeeded else None
+        )
+        return _Place(generation, (compare,), puts)
 
     async def _holder(self, state: JobState, known: Mapping[str, Any]) -> str | None:
         """A node of the stored generation that lives, None where it has ended. Raises where this agent must not be here at all."""

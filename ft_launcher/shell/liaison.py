@@ -99,10 +99,10 @@ class Liaison:
         """Progress, or the answer to a probe that we asked this agent to make. What is malformed is ignored."""
         with suppress(KeyError, TypeError, ValueError):
             if "progress" in body:
-                cycle, iteration, min_steps, began_ago_s = body["progress"]
+                cycle, iteration, min_steps, began_ago_s, busy = body["progress"]
                 ago_s = math.inf if began_ago_s is None else float(began_ago_s)
                 self.stepped(ago_s)
-                self._outward.offer(ProgressSeen(node_id, int(cycle), iteration, int(min_steps), ago_s))
+                self._outward.offer(ProgressSeen(node_id, int(cycle), iteration, int(min_steps), ago_s, bool(busy)))
             elif "samples" in body:
                 self._outward.learn(node_id, int(body["cycle"]), samples_in(body["samples"]))
             elif "reached" in body:

@@ -16,9 +16,9 @@ from ft_launcher import report
 from ft_launcher.config import Config
 from ft_launcher.core.node import STOP_SIGNALS, NodeOptions
 from ft_launcher.core.placement import Placement
-from ft_launcher.core.state import Options
-from ft_launcher.errors import BugError, FTError
-from ft_launcher.shell import linux
+from ft_launcher.core.state import Options, Outcome
+from ft_launcher.errors import FTError, PlatformError
+from ft_launcher.shell import incident, linux
 from ft_launcher.shell.agent import Agent, Surroundings
 from ft_launcher.shell.console import Console
 from ft_launcher.shell.controller import Controller, Job, Neighbours
@@ -42,6 +42,7 @@ FLUSH_S = 5.0
 
 def run(config: Config, environ: Mapping[str, str] | None = None) -> int:
     """Launch and supervise until the job is done; returns the exit code. Raises FTError for what the user or the platform got wrong."""
+    _reserve_standard_descriptors()
     environ = dict(os.environ if environ is None else environ)
     folder = create_run_folder(config.log_dir, config.run_id) if config.store.kind == "memory" else None
     linux.become_subreaper()
@@ -54,6 +55,25 @@ def run(config: Config, environ: Mapping[str, str] | None = None) -> int:
         return finished.code
     finally:
         console.close(FLUSH_S)
+
+
+def _reserve_standard_descriptors() -> None:
+    """Where 0, 1 or 2 is closed, the next thing opened would get that number, and be written to as if it were the terminal."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
+
+
+def _failed(files: Files, error: Exception) -> FTError:
+    """The launcher itself cannot go on: verdict.json says so, unless there is one already; and one line instead of a traceback."""
+    known = error if isinstance(error, FTError) else PlatformError(f"the launcher cannot go on: {type(error).__name__}: {error}")
+    files.journal.record("failed", None, text=str(known))
+    if not (files.folder.path / "verdict.json").exists():
+        outcome = Outcome.STORE_UNREACHABLE if known.exit_code == 69 else Outcome.FAILED
+        incident.submit_verdict(files.writer, files.folder.path, incident.Verdict(outcome.value, known.exit_code, str(known), 0))
+    return known
 
 
 async def _enter(config: Config, environ: Mapping[str, str], console: Console, folder: RunFolder | None) -> int:
@@ -71,9 +91,8 @@ async def _enter(config: Config, environ: Mapping[str, str], console: Console, f
     tail.start()
     try:
         return await _launch(config, environ, presence, files, tail)
-    except BugError as error:
-        files.journal.record("bug", None, text=str(error))
-        raise
+    except (FTError, OSError, MemoryError) as error:
+        raise _failed(files, error) from error
     finally:
         await presence.leave()
         await asyncio.to_thread(tail.close, FLUSH_S)
@@ -172,9 +191,15 @@ def _on_governing_done(task: asyncio.Task[None], agent: Agent) -> None:
 
 def _catch_signals(agent: Agent, forwarded: frozenset[int]) -> None:
     loop = asyncio.get_running_loop()
-    for number in sorted(STOP_SIGNALS | forwarded):
+    for number in sorted(STOP_SIGNALS | forwarded | {signal.SIGUSR1, signal.SIGUSR2}):
         loop.add_signal_handler(number, agent.on_signal, number)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+
+def _without_effect(config: Config) -> list[str]:
+    """Options of the contract that this version only accepts: better said than trusted."""
+    given = {"--health-check": config.health_check, "--progress-file": config.progress_file}
+    return [f"{name} has no effect in this version" for name, value in given.items() if value is not None]
 
 
 def _announce(config: Config, files: Files) -> None:
@@ -183,6 +208,6 @@ def _announce(config: Config, files: Files) -> None:
     paths = {"store": config.store.kind, "logs": str(files.folder.path), "ft_state": str(config.ft_state)}
     limits = {**config.timeouts.sections, "out of section": config.timeouts.out_of_section_s}
     files.console.raw(report.banner(config.topology, placement, config.run_id, paths, limits))
-    for note in config.notes:
+    for note in (*config.notes, *_without_effect(config)):
         files.console.say(note)
     files.journal.record("launch", None, options=config.effective())

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,6 +40,7 @@ STUCK_S = 1.0
 STARVED_S = 15.0
 """One that is merely not getting a processor has this long: replacing it would end healthy ranks."""
 CLOSE_S = 3.0
+IMPORT_SAID_EVERY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class Nursery:
         self._left: tuple[int, ...] = ()
         self._answered_s = 0.0
         self._pinged_s = 0.0
+        self._importing_since_s = time.monotonic()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pinger: asyncio.TimerHandle | None = None
         self._closing = False
@@ -175,11 +177,21 @@ class Nursery:
         if now - self._pinged_s > 2 * PING_EVERY_S:
             self._answered_s = now
         self._pinged_s = now
+        self._say_what_takes_so_long(now)
         if self._zygote is not None and self._ready and self._reaping is None:
             if now - self._answered_s > STUCK_S:
                 self._replace_if_stuck(self._zygote, now - self._answered_s)
             self._zygote.ping()
         self._pinger = asyncio.get_running_loop().call_later(PING_EVERY_S, self._ping)
+
+    def _say_what_takes_so_long(self, now: float) -> None:
+        """Imports take what they take, but not in silence."""
+        zygote = self._zygote
+        if zygote is None or self._ready:
+            self._importing_since_s = now
+        elif now - self._importing_since_s >= IMPORT_SAID_EVERY_S:
+            self._importing_since_s = now
+            self._told.on_note(f"still importing {zygote.importing or 'what ranks share'!r} before the first rank can start (--preload)")
 
     def _replace_if_stuck(self, zygote: Zygote, silent_s: float) -> None:
         """Stopped or dying is hard evidence; a process that only waits for its turn is given more time."""
@@ -279,8 +291,7 @@ class Nursery:
                 self._retire(zygote)
                 self.start()
             case ZygoteLost():
-                self._zygote, self._ready = None, False
-                self._spawn(self._clear_after(event.reason))
+                self._on_zygote_lost(event.reason)
             case _:
                 pass
 
@@ -295,6 +306,17 @@ class Nursery:
         if self._fork_again and self._forked is not None:
             self._fork_again = False
             self.fork(*self._forked)
+
+    def _on_zygote_lost(self, reason: str) -> None:
+        """One that never became ready died of what it imported: the next one imports nothing."""
+        importing = not self._ready
+        self._zygote, self._ready = None, False
+        if importing and self._options.log_path is not None:
+            reason = f"{reason}; its output is in {self._options.log_path}"
+        if importing and self._options.start_method == "fork":
+            self._options = replace(self._options, start_method="spawn")
+            self._told.on_note(f"{reason}; from now on ranks are started by spawn, without preloading")
+        self._spawn(self._clear_after(reason))
 
     async def _clear_after(self, reason: str) -> None:
         """The ranks died with the zygote; their children have become ours."""

@@ -226,7 +226,7 @@ class Shared:
             controller.offer(seen)
         elif self._server is not None:
             ago_s = seen.began_ago_s if math.isfinite(seen.began_ago_s) else None
-            self._server.tell({"progress": [seen.cycle, seen.iteration, seen.min_steps, ago_s]})
+            self._server.tell({"progress": [seen.cycle, seen.iteration, seen.min_steps, ago_s, seen.busy]})
 
     def samples(self, cycle: int, samples: list[Sample]) -> None:
         """See Presence. Lost ones are no loss."""

@@ -95,6 +95,11 @@ class Zygote:
         """The zygote's pid, None before `start`."""
         return None if self._process is None else self._process.pid
 
+    @property
+    def importing(self) -> str | None:
+        """The module of the preload list that is being imported now, None otherwise."""
+        return self._importing
+
     async def start(self) -> None:
         """Execs the zygote from the calling thread, which must be the main thread: its end would kill the zygote. `ZygoteReady` follows.
 

@@ -46,6 +46,10 @@ class _Blank:
     requests: socket.socket
 
 
+_NOT_FOR_US = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+"""Ranks that use their grace after a signal to all processes of the job may still need their store; its end is a SIGKILL, of the zygote or by its death."""
+
+
 class Rack:
     """The stores of one zygote. `forking`: this process has torch and can fork one; otherwise they are exec'd with `flags` and `env`."""
 
@@ -208,8 +212,7 @@ def _become_store(parent: int, host: str, answer_fd: int) -> NoReturn:
     try:
         if linux.die_with_parent(signal.SIGKILL, parent):
             os.setsid()
-            for number in (signal.SIGCHLD, signal.SIGTERM):
-                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.set_wakeup_fd(-1)
             for fd in baseline.open_fds() - {0, 1, 2, answer_fd}:
                 os.close(fd)
@@ -223,6 +226,8 @@ def _become_store(parent: int, host: str, answer_fd: int) -> NoReturn:
 
 
 def _serve(make: Callable[[], Any], answer_fd: int) -> None:
+    for number in _NOT_FOR_US:
+        signal.signal(number, signal.SIG_IGN)
     try:
         store = make()
     except Exception as error:  # noqa: BLE001  whatever torch says, the agent goes on without

@@ -65,7 +65,7 @@ class Watchman:
         self._frozen: dict[int, RankProgress] | None = None
         self._detector: HangDetector | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._told: tuple[int | None, int] = (None, 0)
+        self._told: tuple[int | None, int, bool] = (None, 0, False)
         self._told_at_s = 0.0
         self._lease_ns = 0
         self._learned = self._warming = limits
@@ -75,7 +75,7 @@ class Watchman:
         """Make fresh pages for the ranks of a cycle and start looking; returns rank -> descriptor. PlatformError when the system has none left."""
         self.close()
         self._cycle, self._frozen = cycle, None
-        self._told, self._told_at_s = (None, 0), 0.0
+        self._told, self._told_at_s = (None, 0, False), 0.0
         now_ns = time.monotonic_ns()
         self._detector = HangDetector(self._limits, interval_s=INTERVAL_S, client_known=client_known)
         for rank in ranks:
@@ -188,7 +188,7 @@ class Watchman:
                 sample = self._sample(rank, watched)
                 samples.append(sample)
                 self._judge(now_ns, rank, watched, sample)
-        if samples and len(samples) == len(self._ranks):
+        if samples:
             self._tell_progress(samples, now_ns / 1e9)
 
     def _sample(self, rank: int, watched: _Watched) -> PageSample:
@@ -217,13 +217,15 @@ class Watchman:
     def _tell_progress(self, samples: list[PageSample], now_s: float) -> None:
         """The first step of all ranks at once, later ones once a second."""
         iteration = max((s.iteration for s in samples if s.iteration is not None), default=None)
-        steps = min(s.steps for s in samples)
+        all_live = len(samples) == len(self._ranks)
+        steps = min(s.steps for s in samples) if all_live else self._told[1]
+        busy = any(s.open for s in samples)
         first = steps > 0 and self._told[1] == 0
-        if (iteration, steps) == self._told or not (first or now_s - self._told_at_s >= PROGRESS_EVERY_S):
+        if (iteration, steps, busy) == self._told or not (first or now_s - self._told_at_s >= PROGRESS_EVERY_S):
             return
-        self._told, self._told_at_s = (iteration, steps), now_s
+        self._told, self._told_at_s = (iteration, steps, busy), now_s
         began_ago_s = min((_began_ago_s(sample, now_s) for sample in samples), default=math.inf)
-        self._reactions.progress(ProgressSeen(self._node_id, self._cycle, iteration, steps, began_ago_s))
+        self._reactions.progress(ProgressSeen(self._node_id, self._cycle, iteration, steps, began_ago_s, busy))
 
 
 def _with(limits: Limits, learned: Mapping[str, tuple[float, float]]) -> Limits:

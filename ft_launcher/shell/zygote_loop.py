@@ -53,6 +53,9 @@ class _Waiting:
     asked: float
 
 
+_NOT_FOR_US = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+
+
 class Loop:
     """State of a serving zygote. `gate` is None where nothing is preloaded; `reap_s` bounds a reaping, in seconds."""
 
@@ -65,14 +68,17 @@ class Loop:
         self._todo: deque[_Waiting] = deque()
         self._reaping: _Reaping | None = None
         self._over = False
+        self._agent = os.getppid()
         self._wake, self._waker = socket.socketpair()
         for end in (self._wake, self._waker):
             end.setblocking(False)
 
     def listen(self) -> None:
-        """Takes over SIGCHLD (a child ended) and SIGTERM (the agent is dead, or somebody wants the zygote to end)."""
+        """Takes over SIGCHLD (a child ended) and SIGTERM (the agent is dead). Whoever signals all processes of a job at once, as schedulers do, means the ranks: they
+        have their grace, and so the zygote stays until the agent, which got the signal too, says otherwise."""
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGCHLD, *_NOT_FOR_US):
+            signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGTERM, self._on_term)
 
     def abandon(self) -> None:
@@ -99,7 +105,8 @@ class Loop:
         return None
 
     def _on_term(self, *_: object) -> None:
-        self._over = True
+        """The death signal of the agent, unless the agent lives."""
+        self._over = self._over or os.getppid() != self._agent
 
     def _poll(self) -> None:
         poll = select.poll()

@@ -118,7 +118,7 @@ def _bytes_of(path: Path) -> tuple[bytes, Signature]:
             raise OSError(0, "not a regular file")
         if status.st_size > MAX_BYTES:
             raise OSError(0, f"{status.st_size} bytes, more than {MAX_BYTES}")
-        return file.read(MAX_BYTES + 1), (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        return file.read(status.st_size + 1), (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def read_bytes(path: Path) -> bytes:

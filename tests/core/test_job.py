@@ -223,6 +223,20 @@ def test_a_straggler_that_still_trains_is_left_alone() -> None:
     assert [a.timer for a in actions if isinstance(a, SetTimer)] == [Timer.EXIT_GRACE]
 
 
+def test_a_straggler_inside_a_section_is_left_alone_until_it_leaves_it() -> None:
+    job = Job()
+    job.start()
+    job.exit("n0", 0, code=0)
+    job.send(ProgressSeen("n0", 0, 77, 3, busy=True))
+    job.tick(500)
+    job.send(TimerFired(Timer.EXIT_GRACE, 0))
+    assert job.state.phase is Phase.RUNNING
+    job.send(ProgressSeen("n0", 0, 77, 3, busy=False))
+    job.tick(61)
+    job.send(TimerFired(Timer.EXIT_GRACE, 0))
+    assert job.state.finished
+
+
 def test_all_exit_zero_is_done() -> None:
     job = Job()
     job.start()
