@@ -10,11 +10,13 @@ child inherits, so one that changed its session or its parent is found as well; 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 TREE = Path(__file__).resolve().parent.parent
@@ -31,6 +33,7 @@ _left = pytest.StashKey[list[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    _become_subreaper()
     for marker in ("serial: starts processes, sends signals or measures; run one by one", "soak: takes minutes", "gpu: needs a GPU"):
         config.addinivalue_line("markers", marker)
     if not _is_worker(config):
@@ -91,14 +94,29 @@ def _tree() -> set[str]:
     return found
 
 
+def _become_subreaper() -> None:
+    """Whatever the tests leave behind becomes a child of this process: a changed title hides the inherited variable, not the parent."""
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+
+
 def _marked() -> list[int]:
-    """Living processes that inherited this session's mark, but for the helper that multiprocessing keeps for pytest itself."""
+    """Living processes that the tests left: below this process, or with this session's mark; but for the helper that multiprocessing keeps for pytest itself."""
     mark = f"{MARK}={os.environ[MARK]}".encode()
+    below = {p.pid for p in psutil.Process().children(recursive=True)}
     return [
         pid
         for pid in _pids()
-        if mark in _read(pid, "environ").split(b"\0") and not (_parent(pid) == os.getpid() and "multiprocessing" in _cmdline(pid))
+        if (pid in below or mark in _read(pid, "environ").split(b"\0")) and not _is_zombie(pid) and not _is_pytests_own(pid)
     ]
+
+
+def _is_zombie(pid: int) -> bool:
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    return not fields or fields[0] in (b"Z", b"X")
+
+
+def _is_pytests_own(pid: int) -> bool:
+    return _parent(pid) == os.getpid() and "multiprocessing" in _cmdline(pid)
 
 
 def _pids() -> list[int]:
