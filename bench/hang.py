@@ -3,8 +3,8 @@
     python bench/hang.py [--runs 5] [--json FILE] [--contestants ft-launch]
 
 The clock of the timeout starts with the step: when the slowest-to-notice rank's neighbours had stamped the end of the step before. Overshoot is the
-time from that start plus 5 s until the first process of the old cycle has ended, seen through a pidfd. NVRx runs with its own client and its default
-check interval. torchrun has no such detection.
+time from that start plus 5 s until the first process of the old cycle has ended, seen through a pidfd. NVRx runs with its own client, at its default check
+interval and (NVRx-1s) at one second, half as often as ft-launch. torchrun has no such detection.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from _common.stamps import Stamps
 TIMEOUT_S = 5.0
 LIMIT_S = 0.25
 NOTICE_LIMIT_S = 60.0
-CLIENT = {FT: (), NVRX: ("nvrx",)}
+NVRX_1S = "NVRx-1s"
+"""NVRx, looking for hangs once a second instead of at its default interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,9 @@ class Hang:
 def hangs(name: str, runs: int, folder: Path) -> Iterator[Hang]:
     """One job of contestant `name`, `runs` hangs."""
     sections = {"setup": 120.0, "step": TIMEOUT_S, "checkpointing": 120.0}
-    job, stamps = launch(name, Plan(SCRIPTS / "steps.py", CLIENT[name], tp=2, timeouts=sections, out_of_section_s=120.0), folder)
+    client, look_s = ((), None) if name == FT else (("nvrx",), 1.0 if name == NVRX_1S else None)
+    plan = Plan(SCRIPTS / "steps.py", client, tp=2, timeouts=sections, out_of_section_s=120.0, check_every_s=look_s)
+    job, stamps = launch(FT if name == FT else NVRX, plan, folder)
     with job:
         job.wait_for(lambda: stamps.first_on_all("step") is not None, "first step of all ranks", START_LIMIT_S)
         for number in range(runs):
@@ -83,7 +86,7 @@ def measure(options: Options, folder: Path) -> Results:
     results = Results("hang")
     for name in options.contestants:
         progress(f"hang: {name}")
-        seen = list(hangs(name, options.runs, folder / name[:2]))
+        seen = list(hangs(name, options.runs if name == FT else -(-options.runs // 2), folder / name))
         overshoot = results.add(f"{name}: overshoot beyond the hard timeout", "s", [hang.overshoot_s for hang in seen])
         results.add(f"{name}: hard timeout -> first new step on all ranks", "s", [hang.recovered_s for hang in seen])
         if name == FT:
@@ -92,4 +95,4 @@ def measure(options: Options, folder: Path) -> Results:
 
 
 if __name__ == "__main__":
-    sys.exit(run(parse(__doc__, (FT, NVRX)), measure))
+    sys.exit(run(parse(__doc__, (FT, NVRX, NVRX_1S)), measure))

@@ -34,7 +34,7 @@ class Bench:
     args: tuple[str, ...] = ()
 
 
-# A benchmark of several nodes or of learned timeouts takes its place here: a file beside this one whose main is `_common.figures.run(options, measure)`.
+# A new benchmark takes its place here: a file beside this one whose main is `_common.figures.run(options, measure)`, or any that ends with a line of JSON with its `checks`.
 BENCHES = (
     Bench("recovery", "recovery.py"),
     Bench("megatron", "megatron.py", args=("--contestants", "ft-launch,torchrun,NVRx")),
@@ -42,7 +42,12 @@ BENCHES = (
     Bench("sections", "sections.py"),
     Bench("section_cost", "section_cost.py", shared=False, quick_args=("--batches", "5")),
     Bench("overhead", "overhead.py"),
-    Bench("hang", "hang.py", args=("--contestants", "ft-launch")),  # NVRx's five hangs take minutes
+    Bench(
+        "hang", "hang.py", args=("--contestants", "ft-launch")
+    ),  # NVRx's hangs take minutes: `python bench/hang.py` has them, at both check intervals
+    Bench("timeouts", "timeouts.py", shared=False, quick_args=("--quick",)),
+    Bench("nodes", "nodes.py"),
+    Bench("store", "store.py"),
 )
 
 

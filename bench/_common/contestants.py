@@ -32,7 +32,7 @@ class Plan:
     """What to run: `script` and its arguments on `world` ranks of one node.
 
     `preload`: modules for ft-launch and the floor ("none": none); torchrun and NVRx have no such thing. `tp`, `pp`: for ft-launch.
-    `timeouts`: NVRx's and ft-launch's sections, seconds; `out_of_section_s` the time between them.
+    `timeouts`: NVRx's and ft-launch's sections, seconds; `out_of_section_s` the time between them. `check_every_s`: how often NVRx looks for hangs; None: its default.
     """
 
     script: Path
@@ -43,6 +43,7 @@ class Plan:
     preload: str = "torch"
     timeouts: Mapping[str, float] = field(default_factory=lambda: {"setup": 300.0, "step": 300.0, "checkpointing": 300.0})
     out_of_section_s: float = 300.0
+    check_every_s: float | None = None
 
 
 def launch(name: str, plan: Plan, folder: Path) -> tuple[Job, Stamps]:
@@ -50,9 +51,13 @@ def launch(name: str, plan: Plan, folder: Path) -> tuple[Job, Stamps]:
     folder.mkdir(parents=True)
     stamps = Stamps(folder / "stamps", plan.world)
     (folder / "tmp").mkdir()
+    return Job(_COMMANDS[name](plan, folder), environment(stamps, folder / "tmp"), folder), stamps
+
+
+def environment(stamps: Stamps, tmp: Path) -> dict[str, str]:
+    """What every contestant's processes get: ours without any launcher's own variables, and where to stamp."""
     env = {name: value for name, value in os.environ.items() if name in _KEPT or not name.startswith(_LAUNCHERS_OWN)}
-    env |= _SAME_FOR_ALL | {ENV: str(stamps.folder), "TMPDIR": str(folder / "tmp")}
-    return Job(_COMMANDS[name](plan, folder), env, folder), stamps
+    return env | _SAME_FOR_ALL | {ENV: str(stamps.folder), "TMPDIR": str(tmp)}
 
 
 def _ft_launch(plan: Plan, folder: Path) -> list[str]:
@@ -77,9 +82,10 @@ def _torchrun(plan: Plan, folder: Path) -> list[str]:
 
 def _nvrx(plan: Plan, folder: Path) -> list[str]:
     sections = ", ".join(f"{name}: {seconds:g}" for name, seconds in plan.timeouts.items())
+    look = "" if plan.check_every_s is None else f", workload_check_interval: {plan.check_every_s:g}"
     config = folder / "ft.yaml"
     config.write_text(
-        f"fault_tolerance: {{rank_section_timeouts: {{{sections}}}, rank_out_of_section_timeout: {plan.out_of_section_s:g}, log_level: ERROR}}\n"
+        f"fault_tolerance: {{rank_section_timeouts: {{{sections}}}, rank_out_of_section_timeout: {plan.out_of_section_s:g}, log_level: ERROR{look}}}\n"
     )
     return [str(BIN / "ft_launcher"), *_rendezvous(plan), f"--ft-cfg-path={config}", *_script(plan)]
 

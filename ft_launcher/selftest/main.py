@@ -80,7 +80,20 @@ def _out(text: str) -> None:
 def _command(folder: Path, *options: str) -> list[str]:
     files = ["--log-dir", str(folder / "logs"), "--tee", "none", "--run-id", "selftest", "--preload", "json"]
     limits = ["--timeouts", f"setup=60,step={HANG_S:g}", "--out-of-section", "60"]
-    return [sys.executable, "-m", "ft_launcher", "--nproc-per-node", str(RANKS), "--tp", "2", *files, *limits, *options, str(WORKER), str(folder)]
+    return [
+        sys.executable,
+        "-m",
+        "ft_launcher",
+        "--nproc-per-node",
+        str(RANKS),
+        "--tp",
+        "2",
+        *files,
+        *limits,
+        *options,
+        str(WORKER),
+        str(folder),
+    ]
 
 
 def _environment() -> dict[str, str]:
@@ -100,7 +113,9 @@ def _restarts(parent: Path) -> list[Row]:
     with (folder / "said.txt").open("wb") as said:
         command = _command(folder, "--max-restarts", "100", "--no-progress-cycles", "100")
         try:
-            code = subprocess.run(command, env=_environment(), stdin=subprocess.DEVNULL, stdout=said, stderr=said, timeout=LIMIT_S, check=False).returncode
+            code = subprocess.run(
+                command, env=_environment(), stdin=subprocess.DEVNULL, stdout=said, stderr=said, timeout=LIMIT_S, check=False
+            ).returncode
         except subprocess.TimeoutExpired:
             raise PlatformError(f"selftest: the job did not end within {LIMIT_S:g} s; its output: {_tail(folder)}") from None
     found = list((folder / "logs").glob("selftest.*"))
@@ -160,7 +175,15 @@ def _drain(parent: Path) -> Row:
     process.send_signal(signal.SIGTERM)
     code = process.wait(LIMIT_S)
     seconds = time.monotonic() - began_s
-    return Row("SIGTERM to the launcher", None, f"drain: exit {code}", None, seconds, code == 143, "forwarded to all ranks, which leave; no restart")
+    return Row(
+        "SIGTERM to the launcher",
+        None,
+        f"drain: exit {code}",
+        None,
+        seconds,
+        code == 143,
+        "forwarded to all ranks, which leave; no restart",
+    )
 
 
 def _agent_killed(parent: Path) -> Row:
@@ -173,7 +196,9 @@ def _agent_killed(parent: Path) -> Row:
     while (left := [pid for pid in below if _alive(pid)]) and time.monotonic() - began_s < 10:
         time.sleep(0.005)
     reason = f"{len(below)} processes below the launcher ended" if not left else f"still alive: {left}"
-    return Row("SIGKILL to the launcher", None, "nothing is left" if not left else "orphans", None, time.monotonic() - began_s, not left, reason)
+    return Row(
+        "SIGKILL to the launcher", None, "nothing is left" if not left else "orphans", None, time.monotonic() - began_s, not left, reason
+    )
 
 
 def _descendants(root: int) -> list[int]:
@@ -217,4 +242,6 @@ def _print_table(rows: Sequence[Row]) -> None:
     widths = [max(len(line[i]) for line in lines) for i in range(len(head) - 1)]
     for line in lines:
         _out("  ".join(cell.ljust(width) for cell, width in zip(line, [*widths, 0], strict=True)).rstrip())
-    _out(f"hangs were given {HANG_S:g} s (--timeouts step={HANG_S:g}); 'training again' counts from the fault to the first step of all ranks")
+    _out(
+        f"hangs were given {HANG_S:g} s (--timeouts step={HANG_S:g}); 'training again' counts from the fault to the first step of all ranks"
+    )

@@ -15,7 +15,7 @@ from ft_launcher.core import events as ev
 from ft_launcher.core.evidence import Address, Hang, RankError, RankProgress
 from ft_launcher.core.node import NodeMachine, NodeOptions
 from ft_launcher.core.state import JobState
-from ft_launcher.sim.clock import Clock, Ticket
+from ft_launcher.sim.clock import Clock, Life, Ticket
 from ft_launcher.sim.host import Host
 from ft_launcher.sim.nursery import Exit, Nursery, Proc
 
@@ -42,7 +42,7 @@ class Surroundings(Protocol):
     def rank_gone(self, agent: Agent, proc: Proc, how: Exit) -> None:
         """One of its processes has ended."""
 
-    def progress_of(self, agent: Agent) -> RankProgress | None:
+    def progress_of(self, agent: Agent, ranks: Sequence[int]) -> dict[int, RankProgress]:
         """Where the ranks of its cycle are."""
 
     def read_errors_s(self) -> float:
@@ -62,7 +62,7 @@ class Surroundings(Protocol):
 
 
 class Agent:
-    """One node's agent, from its start until it has left or its machine is gone."""
+    """One node's agent, from its start until it has left or its machine is gone. `life`: its own time; `limits` are what it has been told of timeouts."""
 
     def __init__(self, around: Surroundings, host: Host, nursery: Nursery, options: NodeOptions) -> None:
         self.host = host
@@ -70,9 +70,8 @@ class Agent:
         self.machine = NodeMachine(options)
         self.gone = False
         self.exit_code: int | None = None
-        self.stalled_until = 0.0
-        self.sending = False
-        self.dirty = False
+        self.life = Life(around.clock)
+        self.incarnation = options.incarnation
         self.standbys = Standbys(around, self)
         self._around = around
         self._events: deque[ev.NodeEvent] = deque()
@@ -102,13 +101,12 @@ class Agent:
 
     def stall(self, seconds: float) -> None:
         """Handle nothing for a while."""
-        clock = self._around.clock
-        self.stalled_until = max(self.stalled_until, clock.now + seconds)
-        clock.at(self.stalled_until, self.pump)
+        self.life.freeze(seconds)
+        self._around.clock.at(self.life.until, self.pump)
 
     def pump(self) -> None:
         """Handle what waits, unless stalled."""
-        if self._feeding or self._around.clock.now < self.stalled_until:
+        if self._feeding or not self.life.awake:
             return
         self._feeding = True
         try:
@@ -149,7 +147,7 @@ class Agent:
             case do.ReadErrors():
                 self._read_errors(action.cycle)
             case do.SetGrace():
-                self._around.clock.after(action.delay_s, self.feed, ev.GraceExpired(action.cycle))
+                self.life.after(action.delay_s, self.feed, ev.GraceExpired(action.cycle))
             case _:
                 pass
 
@@ -163,17 +161,19 @@ class Agent:
         """What the ranks said of themselves; a stalled disk costs the words, not the restart."""
         takes_s = min(self._around.read_errors_s(), ERRORS_WAIT_S)
         errors = {e.rank: RankError(e.stamp or "") for e in self.machine.report.exits.values() if e.failure and takes_s < ERRORS_WAIT_S}
-        self._around.clock.after(takes_s, self.feed, ev.ErrorsRead(cycle, errors))
+        self.life.after(takes_s, self.feed, ev.ErrorsRead(cycle, errors))
 
     def _leave(self, code: int) -> None:
         self.exit_code = code
         self.nursery.close()
         self.standbys.close()
         self._around.left(self, code)
+        self.life.end()
 
     def vanish(self) -> None:
         """The agent is gone without a word, everything below it, too."""
         self.gone = True
+        self.life.end()
         self.nursery.close()
         self.standbys.close()
 
@@ -206,8 +206,7 @@ class Agent:
 
     def on_reaped(self, cycle: int, left: tuple[int, ...], seconds: float) -> None:
         """Nothing of the cycle is left here, but for `left`."""
-        at = self._around.progress_of(self)
-        progress = dict.fromkeys(self._ranks, at) if at is not None else {}
+        progress = self._around.progress_of(self, self._ranks)
         self.standbys.release_used(self._master)
         self.feed(ev.RanksReaped(cycle, left, seconds, progress))
 
@@ -217,17 +216,9 @@ class Agent:
         self._around.zygote_changed(self)
         self.feed(ev.ZygoteDied(reason))
 
-    def find_hangs(self, cycle: int, section: str, limit_s: float, since_s: float) -> None:
-        """The detector judges: every rank that still stands there is hung."""
-        if not self.live or self.machine.cycle != cycle:
-            return
-        at = self._around.progress_of(self)
-        iteration = at.iteration if at is not None else None
-        for proc in sorted(self.nursery.procs.values(), key=lambda p: p.rank):
-            if proc.cycle == cycle and proc.leaving is None:
-                since = since_s + (0.01 if proc.hung else 0.0)
-                reason = f"section {section} open for {since:.1f} s, {limit_s:g} s allowed"
-                self.feed(ev.HangFound(cycle, Hang(proc.rank, section, since, limit_s, iteration, reason)))
+    def on_hang(self, cycle: int, hang: Hang) -> None:
+        """The detector has confirmed a hang."""
+        self.feed(ev.HangFound(cycle, hang))
 
 
 class Standbys:
@@ -260,7 +251,7 @@ class Standbys:
             self._timer.cancel()
             self._timer = None
         if delay_s > 0:
-            self._timer = self._around.clock.after(delay_s, self.request, 0.0)
+            self._timer = self._agent.life.after(delay_s, self.request, 0.0)
         elif self._serving and self._wanted is None:
             self._token += 1
             self._wanted = self._token

@@ -14,6 +14,7 @@ from ft_launcher.core.actions import JobAction, NodeAction
 from ft_launcher.core.events import JobEvent
 from ft_launcher.core.state import JobState
 from ft_launcher.sim.agent import Agent
+from ft_launcher.sim.controller import Controller
 
 if TYPE_CHECKING:
     from ft_launcher.sim.launch import Launch
@@ -25,6 +26,7 @@ class JobStep:
     """The job machine has answered an event: its state before and after, and what it wants done."""
 
     launch: Launch
+    controller: Controller
     before: JobState
     after: JobState
     event: JobEvent
@@ -40,6 +42,17 @@ class NodeStep:
     action: NodeAction
 
 
+@dataclass(frozen=True, slots=True)
+class CommitStep:
+    """A job state is being written by the controller of this term, over the one of `before` (its term and the state; None: the first)."""
+
+    launch: Launch
+    term: int
+    job: JobState
+    before: tuple[int, JobState] | None
+
+
+CommitInvariant = Callable[[CommitStep], str | None]
 JobInvariant = Callable[[JobStep], str | None]
 NodeInvariant = Callable[[NodeStep], str | None]
 LaunchInvariant = Callable[["Launch"], str | None]

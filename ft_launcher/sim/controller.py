@@ -127,7 +127,9 @@ class Controller:
     def _watch(self, prefix: str, told: Callable[[str, Entry | None, int], None]) -> None:
         """As an effect: nothing is missed between a list and its watch."""
         if not self.closed:
-            self._watches.append(self._desk.store.watch(self.host, prefix, lambda *change: self._life.after(0.0, self._heard, told, *change)))
+            self._watches.append(
+                self._desk.store.watch(self.host, prefix, lambda *change: self._life.after(0.0, self._heard, told, *change))
+            )
 
     def _heard(self, told: Callable[..., None], *change: Any) -> None:
         if not self.closed:
@@ -138,7 +140,9 @@ class Controller:
             self._on_node(key, entry, 0)
         self.look_for_missing({key.removeprefix("nodes/") for key, _ in found})
         store = self._desk.store
-        self._call(lambda: (store.under("reports/"), self._watch("reports/", self._on_report)), lambda found: self._reports_listed(found[0]))
+        self._call(
+            lambda: (store.under("reports/"), self._watch("reports/", self._on_report)), lambda found: self._reports_listed(found[0])
+        )
 
     def look_for_missing(self, registered: set[str]) -> None:
         """Nodes that hold ranks and have no registration: nobody else will ever speak of them."""
@@ -204,16 +208,17 @@ class Controller:
             before = self.machine.state
             self.journal.append((life.now, event))
             actions = self.machine.handle(life.now, event)
-            self._carry_out(actions, self._desk.judged(self, before, event, actions), self._pump)
-            if self._busy:
-                return
+            durable = self._desk.judged(self, before, event, actions)
+            if not any(isinstance(action, Commit) for action in actions):
+                durable()
+            self._carry_out(actions, durable, self._pump)
 
     def wake(self) -> None:
         """Its process goes on."""
         self._pump()
 
     def _carry_out(self, actions: Sequence[JobAction], durable: Callable[[], None], then: Callable[[], None]) -> None:
-        """In order; a commit makes the rest wait for it, `then` included where there was one."""
+        """In order; a commit makes the rest wait for it. `then` follows the rest, where there was a commit."""
         for position, action in enumerate(actions):
             if isinstance(action, Commit):
                 self._busy = True
@@ -228,8 +233,6 @@ class Controller:
                 self._set_timer(action)
             else:
                 self._desk.performed(action)
-        if not self._busy and then != self._pump:
-            then()
 
     def _write(self, job: JobState, durable: Callable[[], None]) -> int:
         """The effect: only while the office is ours and nobody has written since."""
@@ -249,7 +252,7 @@ class Controller:
         self._busy = False
         self._carry_out(rest, lambda: None, then)
         if not self._busy:
-            self._pump()
+            then()
 
     def _set_timer(self, action: SetTimer) -> None:
         pending = self._timers.pop(action.timer, None)

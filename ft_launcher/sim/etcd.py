@@ -75,7 +75,7 @@ class Watch:
 
 
 class Etcd:
-    """`away_until`: it does not exist for anybody until then."""
+    """`away_until`: it does not exist for anybody until then. `watch_all`: the truth's own watch, at once."""
 
     def __init__(self, clock: Clock, noise: random.Random, usual_s: float) -> None:
         self.clock = clock
@@ -83,7 +83,7 @@ class Etcd:
         self.keys: dict[str, Entry] = {}
         self.leases: dict[int, Lease] = {}
         self.away_until = 0.0
-        self.on_put: Callable[[str, Any], None] = lambda key, value: None
+        self.watch_all: Callable[[str, Entry | None], None] = lambda key, entry: None
         self._noise = noise
         self._usual_s = usual_s
         self._watches: list[Watch] = []
@@ -126,7 +126,6 @@ class Etcd:
         self.keys[key] = entry
         if lease:
             self.leases[lease].keys.add(key)
-        self.on_put(key, value)
         self._tell(key, entry)
         return self.revision
 
@@ -153,6 +152,7 @@ class Etcd:
         return sorted((key, entry) for key, entry in self.keys.items() if key.startswith(prefix))
 
     def _tell(self, key: str, entry: Entry | None) -> None:
+        self.watch_all(key, entry)
         for watch in self._watches:
             if key.startswith(watch.prefix):
                 watch.push(key, entry, self.revision)

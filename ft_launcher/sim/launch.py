@@ -1,4 +1,4 @@
-"""One launch (one generation) in the fake world: a controller, an agent on every machine, the store between them, the training inside.
+"""One launch (one generation) in the fake world: an agent on every machine, the store between them, whoever governs, the training inside.
 
 It connects the production machines with their fakes and shows the checks every step; it begins when a scheduler starts it and ends when every agent
 has left. What the machines say here is what they would say on a cluster.
@@ -9,151 +9,194 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ft_launcher.core import actions as do
 from ft_launcher.core import events as ev
 from ft_launcher.core.evidence import Address, NodeInfo, RankProgress
-from ft_launcher.core.job import JobMachine
 from ft_launcher.core.node import NodeOptions
 from ft_launcher.core.state import JobState, Phase
 from ft_launcher.sim.agent import Agent
-from ft_launcher.sim.channel import Channel
-from ft_launcher.sim.checks import JobStep, NodeStep
+from ft_launcher.sim.checks import NodeStep
 from ft_launcher.sim.clock import Clock
-from ft_launcher.sim.controller import Controller
+from ft_launcher.sim.etcd import Entry, Etcd
+from ft_launcher.sim.government import Government
 from ft_launcher.sim.host import Host
 from ft_launcher.sim.nursery import Exit, Nursery, Proc
 from ft_launcher.sim.peers import Peers
+from ft_launcher.sim.presence import Presence
 from ft_launcher.sim.training import Calls, LockStep
+from ft_launcher.sim.watchman import Watchman
 
 if TYPE_CHECKING:
     from ft_launcher.sim.world import World
 
+WAITING_PLACE = "collective:all_reduce@dp distributed.py:finish_grad_sync"
+OWN_PLACE = "user train.py:forward_step"
+
 
 @dataclass(slots=True)
 class Truth:
-    """What really happened in the cycle that runs: who was hurt on purpose, how ranks ended, whether the `platform` (a zygote, a store) broke it, whether
-    somebody really `stands_still`. The checks see it, no machine does.
+    """What really happened in the cycle that runs: who was hurt on purpose, who hangs, how ranks ended, whether the `platform` (a zygote, a store) broke it, whether
+    somebody really `stands_still` (`since`), which placed agents were lost, whether stacks `show` where ranks stand. The checks see it, no machine does.
     """
 
     cycle: int = -1
     hurt: set[int] = field(default_factory=set)
+    hung: set[int] = field(default_factory=set)
     ended: dict[int, Exit] = field(default_factory=dict)
     first_zero_at: float | None = None
     platform: bool = False
     stands_still: bool = False
+    since: float | None = None
+    lost: set[str] = field(default_factory=set)
+    shows: bool = False
 
 
 class Launch:
-    """`generation` counts launches; `signals` are the stop signals that agents have received; `live` every rank process by rank."""
+    """`generation` counts launches; `signals` are the stop signals that agents have received; `live` every rank process by rank; `ghosts` superseded cycles that train on."""
 
     def __init__(self, world: World, generation: int) -> None:
         self.world = world
         self.clock: Clock = world.clock
         self.noise: random.Random = world.noise
         self.generation = generation
+        self.ttl_s = world.setting.platform.ttl_s
+        self.alone = len(world.hosts) == 1
         self.signals: list[int] = []
         self.agents: dict[str, Agent] = {}
+        self.presences: dict[str, Presence] = {}
+        self.watchmen: dict[str, Watchman] = {}
         self.truth = Truth()
         self.stores: set[Address] = set()
         self.step: LockStep | None = None
+        self.ghosts: dict[int, LockStep] = {}
         self.live: dict[int, list[tuple[str, Proc]]] = {}
-        self.heard: dict[str, tuple[str, int]] = {}
         self.unfit_since: dict[str, float] = {}
+        self.lease_gone_at: dict[str, float] = {}
         self.over = False
         self.stop_asked_at: float | None = None
         self._stop_from: set[str] = set()
         self._placed: tuple[str, ...] = ()
-        setting = world.setting
-        machine = JobMachine(JobState("sim", generation), setting.topology, setting.options)
-        self.controller = Controller(self, machine)
-        self.channel = Channel(self.clock, self.noise, setting.platform.store_s, self.controller.offer)
+        self._starting = 0
+        self.store = Etcd(self.clock, self.noise, world.setting.platform.store_s)
+        self.gov = Government(self)
         self.peers = Peers(self)
         self.began_at = self.clock.now
+        self._first = self.gov.first_state()
+        self.store.watch_all = self._on_key
+        world.lessons.publish = lambda limits: self._publish(limits)
 
     @property
     def state(self) -> JobState:
-        """The job machine's state."""
-        return self.controller.machine.state
+        """The job state as the store has it."""
+        entry = self.store.keys.get("job")
+        return entry.value if entry is not None else self._first
+
+    @property
+    def done(self) -> bool:
+        """The verdict is written."""
+        return self.state.phase is Phase.DONE
 
     def begin(self) -> None:
         """The scheduler starts an agent on every machine that is there."""
-        self.controller.begin()
         for host in self.world.hosts:
-            self.clock.after(self.noise.uniform(0.0, 0.5) + host.luck.take("late_s"), self.start_agent, host)
+            self._starting += 1
+            self.clock.after(self.noise.uniform(0.0, 0.5) + host.luck.take("late_s"), self._first_start, host)
+
+    def _first_start(self, host: Host) -> None:
+        self._starting -= 1
+        self.start_agent(host)
+        self._finish_if_deserted()
 
     def start_agent(self, host: Host) -> None:
         """`ft-launch` starts on a machine, unless one of its own runs there already."""
         if not host.up or self.over or host.name in self.agents:
             return
         host.boots += 1
-        options = self.world.setting.options
+        options, setting = self.world.setting.options, self.world.setting
         who = f"{host.name}.{host.boots}"
-        node = NodeOptions(
-            host.name, self.generation, error_grace_s=options.error_grace_s, survivor_grace_s=options.survivor_grace_s, incarnation=who
-        )
-        nursery = Nursery(self.clock, self.noise, host, self.world.setting.platform)
-        agent = Agent(self, host, nursery, node)
-        self.agents[host.name] = agent
+        graces = {"error_grace_s": options.error_grace_s, "survivor_grace_s": options.survivor_grace_s}
+        node = NodeOptions(host.name, self.generation, incarnation=who, **graces)
+        agent = Agent(self, host, Nursery(self.clock, self.noise, host, setting.platform), node)
+        info = NodeInfo(host.name, host.name, setting.nproc, self.generation, order=host.number, incarnation=who)
+        presence = Presence(self, agent, info)
+        self.agents[host.name], self.presences[host.name] = agent, presence
+        self.watchmen[host.name] = Watchman(agent, setting.script, self.step_of)
+        if self.store.reach_at(host) > self.clock.now:
+            presence.store_away(self.store.reach_at(host))
+        presence.join()
+        agent.nursery.start()
         self.world.count_usable()
-        info = NodeInfo(host.name, host.name, self.world.setting.nproc, self.generation, order=host.number, incarnation=who)
-        self.channel.register(info, host)
-        self.channel.attach(agent)
-        nursery.start()
 
-    # -- the controller's desk ------------------------------------------------------------------------------------------------------------
+    def agent_joined(self, agent: Agent) -> None:
+        """It is registered: it follows the published limits, too."""
+        watchman = self.watchmen[agent.name]
 
-    def judged(self, before: JobState, event: ev.JobEvent, actions: Sequence[do.JobAction]) -> None:
-        """The job machine has answered."""
-        self.world.trace.fed(self.clock.now, "controller", event, actions)
-        self.world.check_job(JobStep(self, before, self.state, event, actions))
-        if isinstance(event, ev.ReportReceived):
-            self.heard[event.report.node_id] = (event.report.incarnation, event.report.sequence)
+        def told(key: str, entry: Entry | None, revision: int) -> None:
+            if entry is not None:
+                watchman.learned = entry.value
 
-    def commit_s(self) -> float:
-        """One transaction."""
-        return self.channel.delay_s()
+        self.store.watch(agent.host, "limits", told)
+        told("limits", self.store.keys.get("limits"), 0)
+        self.world.count_usable()
 
-    def committed(self, job: JobState) -> None:
-        """Durable: now every agent will hear of it."""
+    def _publish(self, limits: Any) -> None:
+        """The controller writes what was learned."""
+        governs = self.gov.in_office
+        if governs is not None and self.world.setting.script.learn:
+            self.store.call(governs.host, lambda: self.store.put("limits", limits), lambda _: None)
+
+    def _on_key(self, key: str, entry: Entry | None) -> None:
+        """The truth about registrations and reports, as it is written."""
+        if key.startswith("nodes/"):
+            name = key.removeprefix("nodes/")
+            self.lease_gone_at.pop(name, None)
+            if entry is None:
+                self.lease_gone_at[name] = self.clock.now
+        elif key.startswith("reports/") and entry is not None and entry.value.unfit is not None:
+            self.unfit_since.setdefault(entry.value.node_id, self.clock.now)
+
+    # -- the job --------------------------------------------------------------------------------------------------------------------------
+
+    def job_written(self, job: JobState) -> None:
+        """Durable: every agent will hear of it."""
         if job.phase is Phase.RUNNING and job.cycle > self.truth.cycle:
             self._cycle_starts(job)
-        self.channel.put_job(job)
-        self._finish_if_deserted()
+        if job.phase is Phase.DONE:
+            self.clock.after(0.0, self._finish_if_deserted)
 
     def _cycle_starts(self, job: JobState) -> None:
         if job.placement is None:
             return
-        if self.step is not None:
+        if self.step is not None and not self._haunts(self.step):
             self.peers.freeze()
-        self.truth = Truth(job.cycle)
-        self.step = LockStep(self.clock, self.world.setting.script, self.world.storage, len(job.placement.nodes))
+        self.truth = Truth(job.cycle, shows=self.noise.random() < 0.7)
+        owner = (self.generation, job.cycle)
+        self.step = LockStep(self.clock, self.world.setting.script, self.world.storage, len(job.placement.nodes), owner)
+        self.world.lessons.begin_cycle()
         self.world.tally.restarts += job.cycle > 0
         placed = job.placement.nodes
         self.world.tally.spares_used += len(set(placed) - set(self._placed)) if self._placed else 0
         self._placed = placed
 
-    def performed(self, action: do.JobAction) -> None:
-        """Something to say or to record."""
-        world = self.world
-        match action:
-            case do.Say():
-                world.trace.note(self.clock.now, "controller", action.text)
-            case do.RecordDecision():
-                world.tally.decided(action)
-            case do.RecordRecovery():
-                world.tally.recovered(action)
-                if action.complete:
-                    world.trace.note(self.clock.now, "controller", f"all ranks stepped again {action.seconds:.3f} s after the fault")
+    def _haunts(self, step: LockStep) -> bool:
+        """All ranks of a superseded cycle live on, and train."""
+        procs = sum(proc.cycle == self.truth.cycle for ranks in self.live.values() for _, proc in ranks)
+        if not step.stepping or procs < self.world.setting.ranks:
+            return False
+        self.ghosts[self.truth.cycle] = step
+        return True
+
+    def step_of(self, cycle: int) -> LockStep | None:
+        """The training of a cycle."""
+        return self.step if cycle == self.truth.cycle else self.ghosts.get(cycle)
 
     # -- the agents' surroundings -----------------------------------------------------------------------------------------------------------
 
     def before_action(self, agent: Agent, action: do.NodeAction) -> None:
         """An action is about to be carried out."""
         self.world.check_node(NodeStep(self, agent, action))
-        if isinstance(action, do.Report) and action.report.unfit is not None:
-            self.unfit_since.setdefault(agent.name, self.clock.now)
         if isinstance(action, do.Say):
             self.world.trace.note(self.clock.now, agent.name, action.text)
 
@@ -163,7 +206,7 @@ class Launch:
 
     def send_report(self, agent: Agent) -> None:
         """There is a newer report."""
-        self.channel.report(agent)
+        self.presences[agent.name].report()
 
     def ranks_forked(self, agent: Agent, cycle: int) -> None:
         """Its ranks run: they look for the others."""
@@ -171,12 +214,29 @@ class Launch:
             self.live.setdefault(proc.rank, []).append((agent.name, proc))
         if self.step is None or cycle != self.truth.cycle:
             return
-        self.step.node_started(Calls(lambda: self.peers.first_step(cycle), lambda: self.peers.complete(cycle)))
+        step, job = self.step, self.state
+        for host in self.world.hosts:
+            if host.isolated_until > self.clock.now and job.placement is not None and host.name in job.placement.nodes:
+                step.hold(f"{host.name} isolated")
+        lessons = self.world.lessons
+        step.node_started(Calls(lambda: self._first_step(cycle), lambda: self.peers.complete(cycle)))
+        if step.met:
+            for ghost in self.ghosts.values():
+                ghost.sync()
+            lessons.listen(step)
+        self.watchmen[agent.name].begin(cycle, self.state.budgets.client_known)
         self.peers.look_for_others(agent, cycle)
+
+    def _first_step(self, cycle: int) -> None:
+        self.peers.first_step(cycle)
+        self.world.learn(cycle)
 
     def rank_gone(self, agent: Agent, proc: Proc, how: Exit) -> None:
         """A process has ended: its peers feel it."""
         self.live[proc.rank] = [(name, other) for name, other in self.live.get(proc.rank, ()) if other is not proc]
+        ghost = self.ghosts.pop(proc.cycle, None)
+        if ghost is not None:
+            ghost.freeze()
         if proc.cycle != self.truth.cycle:
             return
         self.truth.ended[proc.rank] = how
@@ -185,31 +245,32 @@ class Launch:
         if not agent.gone:
             self.peers.lost_one(agent)
 
-    def progress_of(self, agent: Agent) -> RankProgress | None:
-        """Where the ranks of its cycle are; None before its ranks of this cycle have met."""
+    def progress_of(self, agent: Agent, ranks: Sequence[int]) -> dict[int, RankProgress]:
+        """Where the ranks of its cycle are; nothing before they have met."""
         step, script = self.step, self.world.setting.script
         if step is None or agent.machine.cycle != self.truth.cycle or not step.met:
-            return None
-        steps, client = step.steps(), script.client
-        iteration = step.base + steps if client and steps else None
-        saved = client and step.saved() > step.base
-        return RankProgress(iteration, steps if client else 0, "step" if client and steps else None, step.standing_s(), client, saved)
+            return {}
+        page, client, truth = step.page(), script.client, self.truth
+        found = {}
+        for rank in ranks:
+            place = (OWN_PLACE if rank in truth.hung else WAITING_PLACE) if truth.shows and truth.hung else ""
+            found[rank] = RankProgress(
+                iteration=step.base + page.steps if client and page.steps else None,
+                steps=page.steps if client else 0,
+                section=page.section if client else None,
+                since_s=self.clock.now - page.since if page.section is not None else step.standing_s(),
+                client=client,
+                saved=client and page.saves > 0,
+                ended=page.steps + page.saves if client else 0,
+                stepping=page.section == "step",
+                still_s=step.standing_s(),
+                place=place if client else "",
+            )
+        return found
 
     def read_errors_s(self) -> float:
         """Usually milliseconds; sometimes the disk stalls."""
         return self.noise.uniform(0.001, 0.05) if self.noise.random() < 0.98 else 5.0
-
-    def left(self, agent: Agent, code: int) -> None:
-        """An agent has ended; with the last one the launch is over."""
-        self.world.trace.note(self.clock.now, agent.name, f"leaves with exit code {code}")
-        self.channel.detach(agent)
-        self._finish_if_deserted()
-
-    def _finish_if_deserted(self) -> None:
-        """Done, and nobody is left."""
-        if self.controller.done and not self.over and not any(agent.live for agent in self.agents.values()):
-            self.over = True
-            self.world.launch_over(self)
 
     def zygote_changed(self, agent: Agent) -> None:
         """A machine can start ranks, or cannot at the moment."""
@@ -230,19 +291,68 @@ class Launch:
         """Standby stores are gone."""
         self.stores.difference_update(addresses)
 
-    def lose(self, host: Host, reason: str, detect_s: float) -> None:
-        """The agent on a machine is gone; the others learn of it `detect_s` seconds later."""
+    # -- standing still -------------------------------------------------------------------------------------------------------------------
+
+    def stands_still(self) -> None:
+        """The training does not move any more, or not for now: detectors find out."""
+        self.truth.stands_still = True
+        if self.truth.since is None:
+            self.truth.since = self.clock.now
+        for agent in self.peers.agents():
+            self.watchmen[agent.name].look()
+        self.world.expect_end(self)
+
+    def moves(self) -> None:
+        """It goes on."""
+        if self.step is not None and self.step.frozen_at is None and not self.step.held:
+            self.truth.since = None
+        for agent in self.peers.agents():
+            self.watchmen[agent.name].look()
+
+    # -- agents that end --------------------------------------------------------------------------------------------------------------------
+
+    def left(self, agent: Agent, code: int) -> None:
+        """An agent has ended; with the last one the launch is over."""
+        self.world.trace.note(self.clock.now, agent.name, f"leaves with exit code {code}")
+        presence = self.presences.pop(agent.name)
+        lines = self._connected(presence)
+        presence.end()
+        self.gov.agent_gone(agent, silent=False)
+        self.gov.controller_gone(agent, lines)
+        self._finish_if_deserted()
+
+    def usurped(self, agent: Agent) -> None:
+        """Another agent has its node id: it ends, and its ranks with it."""
+        self.world.trace.note(self.clock.now, agent.name, "its node id was taken over by another agent: it ends")
+        self.lose(agent.host, silent=False)
+
+    @staticmethod
+    def _connected(presence: Presence) -> list[str]:
+        controller = presence.controller
+        return [name for name, line in controller.liaison.lines.items() if line.up] if controller is not None else []
+
+    def lose(self, host: Host, silent: bool) -> None:
+        """The agent on a machine is gone, and everything below it."""
         agent = self.agents.pop(host.name, None)
         self.unfit_since.pop(host.name, None)
         self._stop_from.discard(host.name)
         self.stop_asked_at = self.stop_asked_at if self._stop_from else None
+        presence = self.presences.pop(host.name, None)
         if agent is None:
             return
-        if agent.live:
+        if agent.live and presence is not None:
+            lines = self._connected(presence)
+            if agent.nursery.procs:
+                self.truth.lost.add(host.name)
             agent.vanish()
-            self.clock.after(detect_s, self._lost, host, reason)
-        self.channel.detach(agent)
+            presence.close()
+            self.gov.agent_gone(agent, silent)
+            if not silent:
+                self.gov.controller_gone(agent, lines)
+        self.clock.after(0.0, self._finish_if_deserted)
 
-    def _lost(self, host: Host, reason: str) -> None:
-        self.channel.unregister(host.name, reason)
-        self._finish_if_deserted()
+    def _finish_if_deserted(self) -> None:
+        """Nobody is left: done, or (all agents lost) for a scheduler to start again."""
+        if not self.over and not self._starting and not any(agent.live for agent in self.agents.values()):
+            self.over = True
+            self.world.launch_over(self)

@@ -39,6 +39,14 @@ class Around(Protocol):
         """A node without a lease is kept."""
 
 
+class Doubts(Membership):
+    """The production membership, which also says whether there is anything to look at again."""
+
+    def doubtful(self) -> bool:
+        """A tick could make a difference."""
+        return any(m.suspect_since is not None or m.broken or m.refused_by for m in self._members.values())
+
+
 class Line:
     """The connection to one agent."""
 
@@ -80,7 +88,7 @@ class Liaison:
         self.lines: dict[str, Line] = {}
         self._around = around
         self._host = host
-        self._members = Membership(rules)
+        self._members = Doubts(rules)
         self._nodes: dict[str, NodeInfo] = {}
         self._offer = offer
         self._turn = 0
@@ -116,10 +124,6 @@ class Liaison:
         """A step that was begun so long ago has been completed."""
         if math.isfinite(began_ago_s):
             self._members.stepped(self.life.now - began_ago_s)
-
-    def doubts(self) -> bool:
-        """Somebody is in doubt."""
-        return bool(list(self._members.suspects()))
 
     def close(self) -> None:
         """Hang up everywhere."""

@@ -51,7 +51,12 @@ class Network:
         """Host `a` tries to reach this agent on `b`; `told` hears what became of it."""
         agent = self._agent_of(b.name)
         there = agent is not None and agent.live and agent.incarnation == incarnation
-        if b.silent or not self.is_open(a, b) or (b.frozen_until > self._clock.now) or (agent is not None and there and not agent.life.awake):
+        if (
+            b.silent
+            or not self.is_open(a, b)
+            or (b.frozen_until > self._clock.now)
+            or (agent is not None and there and not agent.life.awake)
+        ):
             self._clock.after(within_s, told, Reply.SILENT)
         else:
             self._clock.after(2 * self.latency_s(), told, Reply.ANSWERED if there else Reply.REFUSED)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ft_launcher.sim.clock import Clock, Ticket
+from ft_launcher.sim.clock import Clock, Life, Ticket
 from ft_launcher.sim.host import Host
 from ft_launcher.sim.setting import Platform
 
@@ -30,6 +30,7 @@ class Proc:
 
     cycle: int
     rank: int
+    started_at: float = 0.0
     hung: bool = False
     leaving: Ticket | None = None
     free_at: float = 0.0
@@ -57,7 +58,7 @@ class Listener(Protocol):
 
 
 class Nursery:
-    """`procs`: what runs, by rank. `remains`: what could not be killed. `ready`: a zygote can fork."""
+    """`procs`: what runs, by rank. `remains`: what could not be killed. `ready`: a zygote can fork. `life`: the time of all these processes, which a frozen machine has none of."""
 
     def __init__(self, clock: Clock, noise: random.Random, host: Host, platform: Platform) -> None:
         self.procs: dict[int, Proc] = {}
@@ -65,7 +66,8 @@ class Nursery:
         self.ready = False
         self.closed = False
         self.too_slow = False
-        self._clock = clock
+        self.life = Life(clock)
+        self._clock = self.life
         self._noise = noise
         self._host = host
         self._platform = platform
@@ -182,7 +184,7 @@ class Nursery:
 
     def _fork(self, cycle: int, ranks: Sequence[int]) -> None:
         for rank in ranks:
-            self.procs[rank] = Proc(cycle, rank)
+            self.procs[rank] = Proc(cycle, rank, self._clock.now)
         self.told.on_forked(cycle, ranks)
 
     def kill(self, cycle: int, ranks: Sequence[int]) -> None:

@@ -32,6 +32,7 @@ class Peers:
         self._launch = launch
         self._noise = launch.noise
         self._clock = launch.clock
+        self._told: dict[str, tuple[int, int]] = {}
 
     def freeze(self) -> bool:
         """The lock-step stands still from now on; False when it did already."""
@@ -41,7 +42,7 @@ class Peers:
         self._launch.world.tally.lost_steps += step.freeze()
         return True
 
-    def _agents(self) -> list[Agent]:
+    def agents(self) -> list[Agent]:
         """The live agents of the placement, in rank order."""
         placement = self._launch.state.placement
         found = [self._launch.agents.get(name) for name in placement.nodes] if placement is not None else []
@@ -55,38 +56,27 @@ class Peers:
             return
         client = self._launch.world.setting.script.client
         if client and self._noise.random() < 0.25:
-            self._wait_for_ever()
+            self._launch.stands_still()
         else:
             self._break(self._launch.truth.cycle)
 
     def stand_still(self) -> None:
         """A rank hangs, or a machine is silent: the others wait."""
         if self.freeze():
-            self._wait_for_ever()
+            self._launch.stands_still()
 
     def _break(self, cycle: int) -> None:
-        for agent in self._agents():
+        for agent in self.agents():
             self._clock.after(self._noise.uniform(0.0005, 0.012), self._broken, agent, cycle)
 
     def _broken(self, agent: Agent, cycle: int) -> None:
         linger_s = self._noise.uniform(0.02, 1.5)
-        for proc in self._procs(agent, cycle):
+        for proc in self.procs(agent, cycle):
             agent.nursery.leave(proc, linger_s + 0.001 * (proc.rank % 7), Exit(code=1), self._noise.choice(VICTIM_STAMPS))
 
-    def _wait_for_ever(self) -> None:
-        """The detector finds every rank that stands still, within a look of the timeout."""
-        step, script = self._launch.step, self._launch.world.setting.script
-        if not script.client or step is None:
-            return
-        self._launch.truth.stands_still = True
-        in_setup = step.began_at is None or step.steps() == 0
-        section, limit_s = ("setup", script.setup_timeout_s) if in_setup else ("step", script.step_timeout_s)
-        for agent in self._agents():
-            wait_s = limit_s + self._noise.uniform(0.0, 0.1)
-            self._clock.after(wait_s, agent.find_hangs, self._launch.truth.cycle, section, limit_s, wait_s)
-
     @staticmethod
-    def _procs(agent: Agent, cycle: int) -> list[Proc]:
+    def procs(agent: Agent, cycle: int) -> list[Proc]:
+        """The processes of a cycle on one node, in rank order."""
         return [proc for proc in sorted(agent.nursery.procs.values(), key=lambda p: p.rank) if proc.cycle == cycle]
 
     # -- meeting ------------------------------------------------------------------------------------------------------------------------
@@ -100,46 +90,54 @@ class Peers:
         elif master is not None and master.serving and master not in launch.stores:
             launch.truth.platform = True
             self._clock.after(self._noise.uniform(0.5, 5.0), self._fail, agent, cycle, NO_STORE_STAMP)
-        else:
+        elif not launch.world.setting.script.client:
             self._clock.after(launch.world.setting.script.setup_timeout_s, self._not_met, agent, cycle)
 
     def _fail(self, agent: Agent, cycle: int, stamp: str) -> None:
-        self.freeze()
-        for proc in self._procs(agent, cycle):
+        if cycle == self._launch.truth.cycle:
+            self.freeze()
+        for proc in self.procs(agent, cycle):
             agent.nursery.leave(proc, self._noise.uniform(0.02, 0.5), Exit(code=1), stamp)
 
     def _not_met(self, agent: Agent, cycle: int) -> None:
+        """Without a client to be seen by: the ranks give up by themselves."""
         launch = self._launch
-        if cycle != launch.truth.cycle or launch.step is None or launch.step.met or not agent.live:
-            return
-        if launch.world.setting.script.client:
-            limit_s = launch.world.setting.script.setup_timeout_s
-            agent.find_hangs(cycle, "setup", limit_s, limit_s)
-        else:
+        if cycle == launch.truth.cycle and launch.step is not None and not launch.step.met and agent.live:
             self._fail(agent, cycle, NOT_MET_STAMP)
 
     # -- going well ---------------------------------------------------------------------------------------------------------------------
 
     def first_step(self, cycle: int) -> None:
-        """Every agent sees its ranks step. Later progress is not told: no rule reads more of it while all ranks run."""
+        """Every agent sees its ranks step. Later progress is told where somebody is in doubt: no rule reads more of it while all ranks run."""
         if self._launch.world.setting.script.client:
-            for agent in self._agents():
-                self._clock.after(self._noise.uniform(0.0, 0.1), self._tell_progress, agent, cycle, 1)
+            for agent in self.agents():
+                agent.life.after(self._noise.uniform(0.0, 0.1), self._tell_progress, agent, cycle, 1)
+
+    def tell_all(self) -> None:
+        """What every agent tells once a second, where it is something new."""
+        launch = self._launch
+        step, cycle = launch.step, launch.truth.cycle
+        if step is None or not step.stepping or not launch.world.setting.script.client:
+            return
+        steps = step.steps()
+        for agent in self.agents():
+            if steps and self._told.get(agent.name) != (cycle, steps):
+                self._told[agent.name] = (cycle, steps)
+                agent.life.after(self._noise.uniform(0.0, 0.1), self._tell_progress, agent, cycle, steps)
 
     def _tell_progress(self, agent: Agent, cycle: int, steps: int) -> None:
-        step = self._launch.step
-        if (
-            step is not None
-            and agent.live
-            and agent.machine.cycle == cycle
-            and len(self._procs(agent, cycle)) == self._launch.world.setting.nproc
-        ):
-            self._launch.controller.offer(ProgressSeen(agent.name, cycle, step.base + steps, steps))
+        step, launch = self._launch.step, self._launch
+        if step is None or not agent.live or agent.machine.cycle != cycle or cycle != launch.truth.cycle:
+            return
+        if len(self.procs(agent, cycle)) == launch.world.setting.nproc:
+            launch.tell(agent, ProgressSeen(agent.name, cycle, step.base + steps, steps, step.began_ago_s()))
 
     def complete(self, cycle: int) -> None:
         """The training is done: every rank leaves with 0, some nodes' later than others'."""
+        if cycle != self._launch.truth.cycle:
+            return
         self._launch.world.tally.runs_completed += 1
-        for agent in self._agents():
+        for agent in self.agents():
             luck = agent.host.luck
             late_s, trains = luck.take("finish_late_s"), bool(luck.take("finish_trains"))
             self._clock.after(late_s + self._noise.uniform(0.0, 2.0), self._leave_all, agent, cycle)
@@ -150,8 +148,8 @@ class Peers:
         """A straggler still steps, as its agent sees."""
         if self._clock.now < until and agent.live:
             self._tell_progress(agent, cycle, steps)
-            self._clock.after(2.0, self._train_on, agent, cycle, steps + 1, until)
+            agent.life.after(2.0, self._train_on, agent, cycle, steps + 1, until)
 
     def _leave_all(self, agent: Agent, cycle: int) -> None:
-        for proc in self._procs(agent, cycle):
+        for proc in self.procs(agent, cycle):
             agent.nursery.leave(proc, self._noise.uniform(0.01, 0.5), Exit(code=0))

@@ -231,7 +231,7 @@ class Presence:
         if revision <= 0:
             self.agent.life.after(HESITATE_S, self._stay_out)
             return
-        self.controller = self._launch.new_controller(self, revision)
+        self.controller = self._launch.gov.appoint(self, revision)
         self.controller.begin()
 
     def deposed(self) -> None:
@@ -239,13 +239,13 @@ class Presence:
         self.controller = None
         self.agent.life.after(HESITATE_S, self._stay_out)
 
-    def leader_disconnected(self, leader: NodeInfo) -> None:
+    def leader_disconnected(self) -> None:
         """The controller's connection was closed by its host: if nobody listens there any more, the office is vacant now."""
         self._call(lambda: self._store.keys.get("leader"), self._probe_leader)
 
     def _probe_leader(self, entry: Entry | None) -> None:
         if entry is not None and entry.value.node_id != self.info.node_id:
-            self._launch.reach_leader(self.agent, entry.value, lambda: self._vacate(entry.created))
+            self._launch.gov.reach_leader(self.agent, entry.value, lambda: self._vacate(entry.created))
 
     def _vacate(self, created: int) -> None:
         self._call(lambda: self._store.delete("leader") if self._store.created("leader") == created else None, lambda _: None)

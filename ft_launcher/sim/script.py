@@ -17,6 +17,7 @@ from ft_launcher.core.state import Options
 from ft_launcher.errors import ConfigError
 from ft_launcher.sim.faults import KINDS, Fault
 from ft_launcher.sim.setting import UNLIMITED, Platform, Script, Setting
+from monitors.attribution import attribute
 
 _SIZES = ("ranks", "nodes", "spares", "hours", "seed")
 
@@ -61,7 +62,7 @@ def _world(words: Iterable[str]) -> Setting:
     ranks, nodes, spares = int(sizes["ranks"]), int(sizes["nodes"] or 1), int(sizes["spares"])
     if ranks < 1 or ranks % nodes:
         raise ValueError(f"{ranks} ranks on {nodes} nodes")
-    base = Options(nodes_wanted=nodes, nproc=ranks // nodes, can_join=nodes + spares > 1, max_restarts=UNLIMITED)
+    base = Options(nodes_wanted=nodes, nproc=ranks // nodes, can_join=nodes + spares > 1, max_restarts=UNLIMITED, attribute=attribute)
     return Setting(
         ranks,
         ranks // nodes,

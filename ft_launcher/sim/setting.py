@@ -15,6 +15,7 @@ from ft_launcher.core.topology import Topology
 from ft_launcher.errors import ConfigError
 from ft_launcher.sim import faults
 from ft_launcher.sim.faults import Fault, Mix, Size
+from monitors.attribution import attribute
 
 SLOTS = 8
 """Ranks a node, where they divide the job."""
@@ -27,7 +28,7 @@ UNLIMITED = 1_000_000
 class Script:
     """A training script's habits. Steps count from 0; every `save_every` steps all ranks save for `save_s`; `steps` is where the training is complete.
 
-    `client`: it uses a monitoring client, so that progress is seen and hangs are found.
+    `client`: it uses a monitoring client, so that progress is seen and hangs are found; the timeouts are what the user gave, `learn`: tightened by what is learned.
     """
 
     steps: int = FOREVER
@@ -38,17 +39,19 @@ class Script:
     client: bool = True
     step_timeout_s: float = 180.0
     setup_timeout_s: float = 600.0
+    save_timeout_s: float = 420.0
+    learn: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """How long the fake platform's own work takes, seconds. `ttl_s`: until the silence of a machine is taken for its loss."""
+    """How long the fake platform's own work takes, seconds. `ttl_s`: the nodes' lease time."""
 
     zygote_s: float = 12.0
     standby_s: float = 0.05
     fork_s: float = 0.012
     store_s: float = 0.004
-    ttl_s: float = 12.0
+    ttl_s: float = 10.0
     requeue_s: float = 300.0
 
 
@@ -82,7 +85,7 @@ class Setting:
         """The bound on becoming healthy or done once faults have stopped: every wait of the policy once, and what the platform needs for two restarts."""
         options, script = self.options, self.script
         waits = options.spare_wait_s + options.join_wait_s + options.reap_s + options.backoff_max_s + options.term_grace_s
-        return waits + options.exit_grace_s + script.setup_timeout_s + 2 * (script.load_s + script.step_timeout_s) + 900
+        return waits + options.exit_grace_s + 2 * script.setup_timeout_s + 3 * (script.load_s + script.step_timeout_s + script.save_timeout_s) + 1800
 
 
 def setting_of(options: SimulateOptions) -> Setting:
@@ -93,7 +96,7 @@ def setting_of(options: SimulateOptions) -> Setting:
     spares = mix.spares if mix.spares is not None else -(-active // 16)
     if mix.swarm:
         spares = rng.randint(0, 2 * spares + 1)
-    core = Options(nodes_wanted=active, nproc=nproc, can_join=active + spares > 1)
+    core = Options(nodes_wanted=active, nproc=nproc, can_join=active + spares > 1, attribute=attribute)
     size = Size(options.ranks, active + spares, nproc)
     setting = Setting(options.ranks, nproc, active, spares, options.hours, options.seed, core)
     if mix.swarm:
@@ -141,8 +144,10 @@ def _drawn(rng: random.Random, setting: Setting) -> Setting:
         save_s=faults.log_uniform(rng, 0.1, 60.0),
         load_s=faults.log_uniform(rng, 0.2, 60.0),
         client=rng.random() < 0.8,
-        step_timeout_s=max(3 * step_s, 60.0),
+        step_timeout_s=max(8 * step_s, 60.0),
+        learn=rng.random() < 0.7,
     )
+    script = replace(script, save_timeout_s=max(8 * script.save_s, 120.0))
     platform = Platform(
         zygote_s=faults.log_uniform(rng, 1.0, 40.0),
         store_s=faults.log_uniform(rng, 0.0005, 0.2),

@@ -30,6 +30,8 @@ class Tally:
     launches: int = 0
     runs_completed: int = 0
     spares_used: int = 0
+    successions: int = 0
+    kept: int = 0
     lost_steps: int = 0
     useful_steps: int = 0
     faults: Counter[str] = field(default_factory=Counter)

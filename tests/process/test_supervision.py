@@ -221,7 +221,7 @@ def psutil_children_but(pids: list[int]) -> list[int]:
     return [p.pid for p in psutil.Process().children() if p.pid not in pids]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS])
 def test_lost_zygote_is_told_and_ranks_end(tmp_path: Path, number: signal.Signals) -> None:
     with zygote(tmp_path, "import time\nprint('ready')\ntime.sleep(600)") as driver:
         cycle = driver.fork(2)
