@@ -88,7 +88,7 @@ def targets(found: dict[str, dict[str, Any] | None]) -> list[str]:
             continue
         for check in body.get("checks", []):
             word = "ok" if check["passed"] else "MISS"
-            lines.append(f"{word:6}  {check['name']}: {check['value']:.3g} {check['unit']} (target <= {check['limit']:.3g})")
+            lines.append(f"{word:6}  {check['name']}: {check['value']:.3g} {check.get('unit', '')} (target <= {check['limit']:.3g})")
     return lines
 
 

@@ -66,7 +66,7 @@ def check_packages(find: Callable[[str], str | None] | None = None) -> None:
 
 def _check_monitors(find: Callable[[str], str | None]) -> None:
     found = find("monitors")
-    if found is None or not Path(found).resolve().is_relative_to(HOME / "monitors"):
+    if found is not None and not Path(found).resolve().is_relative_to(HOME / "monitors"):
         raise ConfigError(
             f"the Python module at {found} hides ft-launcher's own package 'monitors': rename it, or take its folder out of PYTHONPATH (a module of that "
             "name beside the script does no harm)"

@@ -49,18 +49,19 @@ class Candidate:
         while True:
             try:
                 await self._until_vacant()
-                if self._busy():
-                    await asyncio.sleep(HESITATE_S)
-                    if await self._store.get(self._keys.leader) is not None:
-                        continue
+                if await self._may_go_first():
+                    await self._govern(registration)
+                    return
+            except (DeposedError, LeaseGoneError):
+                await asyncio.sleep(HESITATE_S)
             except PlatformError as error:
                 if error.exit_code != UNREACHABLE or not self._patient():
                     raise
-                continue
-            with suppress(DeposedError, LeaseGoneError):
-                await self._govern(registration)
-                return
+
+    async def _may_go_first(self) -> bool:
+        if self._busy():
             await asyncio.sleep(HESITATE_S)
+        return not self._busy() or await self._store.get(self._keys.leader) is None
 
     async def _govern(self, registration: Registration) -> None:
         controller = self._make()

@@ -206,14 +206,17 @@ class Controller:
         """Who has lost the office ends as a controller even when it has nothing to write: its agent must listen to the successor."""
         ended: Exception = DeposedError("the office is held by another controller, or vacant")
         try:
-            async with aclosing(follow(self._store, self._job.keys.leader, lambda: True)) as found:
-                async for batch in found:
-                    entry = batch.changes[-1].entry if batch.changes else None
-                    if entry is None or entry.created != self._leader_revision:
-                        break
+            await self._until_succeeded()
         except Exception as error:  # noqa: BLE001 - handed to run(), which raises it
             ended = error
         self._queue.put_nowait(ended)
+
+    async def _until_succeeded(self) -> None:
+        async with aclosing(follow(self._store, self._job.keys.leader, lambda: True)) as found:
+            async for batch in found:
+                entry = batch.changes[-1].entry if batch.changes else None
+                if entry is None or entry.created != self._leader_revision:
+                    return
 
     def _look_for_missing(self, job: JobState, registered: set[str]) -> None:
         """Nodes that hold ranks and have no registration: nobody else will ever speak of them."""

@@ -7,7 +7,6 @@ whose ranks train: they need no store until something happens to them, and then 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 
 from ft_launcher.errors import PlatformError
 from ft_launcher.shell.store import Change, Changes, Listing, Store
@@ -25,12 +24,14 @@ async def follow(store: Store, prefix: str, patient: Callable[[], bool], listing
         yield Changes(tuple(Change(e.key, e, e.modified) for e in listing.entries), listing.revision, reset=True)
     position = listing.revision + 1
     while True:
+        found = store.watch(prefix, position)
         try:
-            async with aclosing(store.watch(prefix, position)) as found:
-                async for batch in found:
-                    position = batch.revision + 1
-                    yield batch
+            async for batch in found:
+                position = batch.revision + 1
+                yield batch
             return
         except PlatformError as error:
             if error.exit_code != UNREACHABLE or not patient():
                 raise
+        finally:
+            await found.aclose()

@@ -26,6 +26,7 @@ from ft_launcher.shell.store import Compare, Created, Delete, Entry, Modified, O
 Say = Callable[[str], None]
 MARGIN_S = 1.0
 POLL_S = 0.25
+NO_GENERATION = -1
 MOST_ASKED = 8
 """So many registered agents are asked at a time whether they live."""
 
@@ -86,6 +87,7 @@ class Joiner:
         self._spec = dict(spec)
         self._say = say
         self._reach: Callable[[Peer], Awaitable[Reply]] = _nobody
+        self._meant = NO_GENERATION
 
     async def join(self, info: Callable[[int], NodeInfo], reach: Callable[[Peer], Awaitable[Reply]]) -> Joined:
         """Register `info(generation)`. Raises ConfigError (another job, or the node id is in use), FinishedError, PlatformError (the store).
@@ -93,6 +95,7 @@ class Joiner:
         `reach` tells whether an agent is there. A generation is begun, or found still to be the newest, in the transaction that registers: it never is without a member.
         """
         self._reach = reach
+        await self._look_first()
         key = self._keys.node(self._config.node_id)
         while True:
             await self._wait_for_own_id()
@@ -114,6 +117,13 @@ class Joiner:
         if entry is None:
             return await self.secret()
         return entry.value
+
+    async def _look_first(self) -> None:
+        """Note what this agent means to join: a generation that runs now, or was left by a predecessor of this node that died within it, may end before it gets there."""
+        job, own = await self._store.get(self._keys.job), await self._store.get(self._keys.node(self._config.node_id))
+        if job is not None:
+            state = JobState.from_json(json.loads(job.value))
+            self._meant = state.generation if state.phase is not Phase.DONE or own is not None else NO_GENERATION
 
     async def _wait_for_own_id(self) -> None:
         """A dead predecessor's registration ends with its lease; a live one's does not."""
@@ -209,7 +219,8 @@ class Joiner:
         was_there = await self._store.get(self._keys.report(self._config.node_id)) is not None
         verdict = state.verdict
         finished = verdict is not None and verdict.outcome is Outcome.FINISHED
-        if same_launch or (finished and not was_there and not self._spec["launch"]):
+        late = finished and (not was_there or self._meant == state.generation)
+        if same_launch or (late and not self._spec["launch"]):
             said = f"{verdict.outcome.value}: {verdict.reason}" if verdict is not None else "ended"
             code = verdict.exit_code if verdict is not None and state.placement is None else 0
             raise FinishedError(f"run {self._config.run_id} has ended already ({said}); nothing to do here", code)

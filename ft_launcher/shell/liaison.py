@@ -51,6 +51,8 @@ class Liaison:
             return
         known = self._nodes.get(node.node_id)
         self._nodes[node.node_id] = node
+        if known is not None and known.incarnation != node.incarnation:
+            self._members.left(node.node_id)  # what was seen of the former agent says nothing of this one
         self._act(self._members.joined(self._now(), node.node_id))
         if known is None or (known.address, known.incarnation) != (node.address, node.incarnation):
             self._hang_up(node.node_id)

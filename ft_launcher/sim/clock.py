@@ -106,6 +106,10 @@ class Life:
         """Plan a call `delay_s` seconds from now."""
         return self.at(self._clock.now + delay_s, act, *args)
 
+    def soon(self, act: Callable[..., None], *args: Any) -> None:
+        """At once, or as soon as it is awake, in order."""
+        self.after(0.0, act, *args)
+
     def _due(self, ticket: Ticket) -> None:
         if self.over or ticket.act is None:
             return

@@ -99,7 +99,7 @@ class Controller:
 
     def _call(self, effect: Callable[[], Any], answer: Callable[[Any], None]) -> None:
         life = self._life
-        self._desk.store.call(self.host, effect, lambda result: life.after(0.0, self._unless_closed, answer, result))
+        self._desk.store.call(self.host, effect, lambda result: life.soon(self._unless_closed, answer, result))
 
     def _unless_closed(self, answer: Callable[[Any], None], result: Any) -> None:
         if not self.closed:
@@ -120,16 +120,17 @@ class Controller:
         self._carry_out([Commit(known), *self.machine.begin(self.began_at)], lambda: None, self._list_nodes)
 
     def _list_nodes(self) -> None:
-        store = self._desk.store
-        watch = ("nodes/", self._on_node)
-        self._call(lambda: (store.under("nodes/"), self._watch(*watch)), lambda found: self._nodes_listed(found[0]))
+        self._call(lambda: self._list_and_watch("nodes/", self._on_node), self._nodes_listed)
+
+    def _list_and_watch(self, prefix: str, told: Callable[[str, Entry | None, int], None]) -> list[tuple[str, Entry]]:
+        """As an effect: nothing is missed between the list and its watch."""
+        self._watch(prefix, told)
+        return self._desk.store.under(prefix)
 
     def _watch(self, prefix: str, told: Callable[[str, Entry | None, int], None]) -> None:
-        """As an effect: nothing is missed between a list and its watch."""
         if not self.closed:
-            self._watches.append(
-                self._desk.store.watch(self.host, prefix, lambda *change: self._life.after(0.0, self._heard, told, *change))
-            )
+            watch = self._desk.store.watch(self.host, prefix, lambda *change: self._life.soon(self._heard, told, *change))
+            self._watches.append(watch)
 
     def _heard(self, told: Callable[..., None], *change: Any) -> None:
         if not self.closed:
@@ -139,10 +140,7 @@ class Controller:
         for key, entry in found:
             self._on_node(key, entry, 0)
         self.look_for_missing({key.removeprefix("nodes/") for key, _ in found})
-        store = self._desk.store
-        self._call(
-            lambda: (store.under("reports/"), self._watch("reports/", self._on_report)), lambda found: self._reports_listed(found[0])
-        )
+        self._call(lambda: self._list_and_watch("reports/", self._on_report), self._reports_listed)
 
     def look_for_missing(self, registered: set[str]) -> None:
         """Nodes that hold ranks and have no registration: nobody else will ever speak of them."""
@@ -158,14 +156,17 @@ class Controller:
                 )
 
     def _reports_listed(self, found: list[tuple[str, Entry]]) -> None:
-        for key, entry in found:
-            self._on_report(key, entry, 0)
+        self._on_reports(found)
         self.loaded = True
-        self._call(lambda: (self._desk.store.created("leader"), self._watch("leader", self._on_office)), self._office_listed)
+        self._call(lambda: self._list_and_watch("leader", self._on_office), self._office_listed)
         self._pump()
 
-    def _office_listed(self, found: tuple[int, None]) -> None:
-        if found[0] != self.term:
+    def _on_reports(self, found: list[tuple[str, Entry]]) -> None:
+        for key, entry in found:
+            self._on_report(key, entry, 0)
+
+    def _office_listed(self, found: list[tuple[str, Entry]]) -> None:
+        if not found or found[0][1].created != self.term:
             self._depose("the office is held by another controller, or vacant")
 
     def _on_office(self, key: str, entry: Entry | None, revision: int) -> None:
@@ -189,7 +190,7 @@ class Controller:
     def list_again(self) -> None:
         """The reports' watch begins anew: everything is listed."""
         store = self._desk.store
-        self._call(lambda: store.under("reports/"), lambda found: [self._on_report(key, entry, 0) for key, entry in found] and None)
+        self._call(lambda: store.under("reports/"), self._on_reports)
 
     # -- events in, actions out -----------------------------------------------------------------------------------------------------------------
 
@@ -223,16 +224,15 @@ class Controller:
             if isinstance(action, Commit):
                 self._busy = True
                 self.commits.append(action.job)
-                rest = actions[position + 1 :]
-                self._call(
-                    lambda job=action.job: self._write(job, durable),  # type: ignore[misc]
-                    lambda revision: self._on_answer(revision, rest, then),
-                )
+                self._commit(action.job, durable, (actions[position + 1 :], then))
                 return
             if isinstance(action, SetTimer):
                 self._set_timer(action)
             else:
                 self._desk.performed(action)
+
+    def _commit(self, job: JobState, durable: Callable[[], None], after: tuple[Sequence[JobAction], Callable[[], None]]) -> None:
+        self._call(lambda: self._write(job, durable), lambda revision: self._on_answer(revision, *after))
 
     def _write(self, job: JobState, durable: Callable[[], None]) -> int:
         """The effect: only while the office is ours and nobody has written since."""

@@ -12,6 +12,7 @@ from ft_launcher.core.actions import Commit
 from ft_launcher.core.job import JobMachine
 from ft_launcher.core.state import JobState, Phase
 from ft_launcher.sim.checks import LaunchInvariant, WorldInvariant
+from ft_launcher.sim.controller import Controller
 
 if TYPE_CHECKING:
     from ft_launcher.sim.launch import Launch
@@ -20,14 +21,22 @@ if TYPE_CHECKING:
 
 def the_journal_replays(launch: Launch) -> str | None:
     """A fresh machine that is given the recorded events arrives at every committed state, and at the last one."""
-    controller, setting = launch.controller, launch.world.setting
+    for controller in launch.gov.controllers:
+        said = _replays(launch, controller) if controller.loaded else None
+        if said is not None:
+            return said
+    return None
+
+
+def _replays(launch: Launch, controller: Controller) -> str | None:
+    setting = launch.world.setting
     machine = JobMachine(controller.first, setting.topology, setting.options)
     machine.begin(controller.began_at)
     replayed: list[JobState] = [machine.state]
     for now, event in controller.journal:
         replayed += [action.job for action in machine.handle(now, event) if isinstance(action, Commit)]
-    if machine.state != launch.state:
-        return f"{len(controller.journal)} events lead to {machine.state.phase}, not to {launch.state.phase}"
+    if machine.state != controller.machine.state:
+        return f"{len(controller.journal)} events lead to {machine.state.phase}, not to {controller.machine.state.phase}"
     wrong = next((i for i, (old, new) in enumerate(zip(controller.commits, replayed, strict=False)) if old != new), None)
     return None if wrong is None else f"commit {wrong} of {len(controller.commits)} is another one in the replay"
 
@@ -38,7 +47,7 @@ def a_stop_is_heard(launch: Launch) -> str | None:
     if asked is None or launch.state.phase is Phase.DONE:
         return None
     bound_s = options.term_grace_s + 2 * options.reap_s + options.survivor_grace_s + 60
-    waited_s = launch.clock.now - asked
+    waited_s = launch.clock.now - max(asked, launch.world.calm_since, launch.gov.since)
     return f"a stop signal came {waited_s:.0f} s ago, the job is still {launch.state.phase}" if waited_s > bound_s else None
 
 

@@ -16,7 +16,7 @@ from ft_launcher.errors import ConfigError
 PER_NODE_HOURS = 1000.0
 """Rates are faults per this many node-hours (spares count as nodes)."""
 CONTROLLER = -1
-"""As a node of `stall`: the controller."""
+"""As a node: the one whose agent governs at that moment."""
 ALL = -1
 """As a node of `term`: every node."""
 
@@ -75,8 +75,8 @@ def _node(rng: random.Random, size: Size) -> int:
     return rng.randrange(size.nodes)
 
 
-def _stall_node(rng: random.Random, size: Size) -> int:
-    return CONTROLLER if rng.random() < 0.5 else _node(rng, size)
+def _any_node(rng: random.Random, size: Size) -> int:
+    return CONTROLLER if rng.random() < 0.3 else _node(rng, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +141,11 @@ KINDS: Mapping[str, Kind] = {
         lambda rng, size: {"node": _node(rng, size), "seconds": log_uniform(rng, 0.1, 60.0), "fails": rng.randrange(2)},
     ),
     "node": Kind(
-        "a host is lost: its agent alone (closed=1, seen at once) or the machine (0, silence); back after `returns` seconds (0: never)",
+        "a host (node=-1: the controller's) is lost: its agent alone (closed=1) or the machine (0, silence); back after `returns` seconds (0: never)",
         lambda rng, size: {
-            "node": _node(rng, size),
+            "node": _any_node(rng, size),
             "closed": rng.randrange(2),
-            "returns": rng.choice((0.0, log_uniform(rng, 20.0, 3600.0), log_uniform(rng, 20.0, 3600.0))),
+            "returns": rng.choice((0.0, log_uniform(rng, 0.5, 60.0), log_uniform(rng, 20.0, 3600.0), log_uniform(rng, 20.0, 3600.0))),
         },
         1.5,
     ),
@@ -165,8 +165,31 @@ KINDS: Mapping[str, Kind] = {
     ),
     "repeat": Kind("the controller gets every node's last report again", lambda rng, size: {}),
     "stall": Kind(
-        "a node's agent, or the controller (node=-1), is frozen for `seconds`: its timers fire late",
-        lambda rng, size: {"node": _stall_node(rng, size), "seconds": log_uniform(rng, 0.05, 20.0)},
+        "a node's agent (node=-1: the controller) is frozen for `seconds`, its ranks are not",
+        lambda rng, size: {"node": _any_node(rng, size), "seconds": log_uniform(rng, 0.05, 200.0)},
+    ),
+    "freeze": Kind(
+        "a whole machine is frozen for `seconds`, and goes on where it was",
+        lambda rng, size: {"node": _any_node(rng, size), "seconds": log_uniform(rng, 0.5, 600.0)},
+    ),
+    "cut": Kind(
+        "a node is cut off from the store (what=0), from the controller (1) or from everything (2) for `lasts` seconds",
+        lambda rng, size: {"node": _any_node(rng, size), "what": rng.randrange(3), "lasts": log_uniform(rng, 0.5, 300.0)},
+        1.5,
+    ),
+    "outage": Kind(
+        "the store is away for `lasts` seconds; with forgets=1 every lease ends meanwhile",
+        lambda rng, size: {"lasts": log_uniform(rng, 0.5, 200.0), "forgets": rng.randrange(2)},
+        0.5,
+    ),
+    "lossy": Kind(
+        "a node's channel loses, repeats, delays (up to `delay` seconds) and disorders messages for `lasts` seconds",
+        lambda rng, size: {"node": _any_node(rng, size), "delay": log_uniform(rng, 0.01, 5.0), "lasts": log_uniform(rng, 1.0, 300.0)},
+        0.7,
+    ),
+    "slow": Kind(
+        "a node's ranks take `factor` times as long for everything, for `lasts` seconds",
+        lambda rng, size: {"node": _node(rng, size), "factor": round(rng.uniform(1.1, 3.0), 3), "lasts": log_uniform(rng, 5.0, 600.0)},
     ),
     "late": Kind(
         "at the next launch a node joins `seconds` late",

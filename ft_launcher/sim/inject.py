@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from ft_launcher.core.events import SignalArrived
 from ft_launcher.core.evidence import signal_name
+from ft_launcher.sim import disturb
 from ft_launcher.sim.agent import Agent
-from ft_launcher.sim.faults import ALL, CONTROLLER, STAMPS, Fault
+from ft_launcher.sim.faults import ALL, STAMPS, Fault
 from ft_launcher.sim.host import Host
 from ft_launcher.sim.nursery import Exit, Proc
 
@@ -103,6 +104,7 @@ def _hang(world: World, fault: Fault) -> str | None:
     if proc.cycle != world.launch.truth.cycle:
         return None
     proc.hung = True
+    world.launch.truth.hung.add(proc.rank)
     world.launch.peers.stand_still()
     return f"rank {proc.rank} on {agent.name} stands still"
 
@@ -188,28 +190,28 @@ def _standby(world: World, fault: Fault) -> str | None:
 
 
 def _node(world: World, fault: Fault) -> str | None:
-    host, launch = _host(world, fault), world.launch
-    if not host.up:
+    host, launch = disturb.host_of(world, fault), world.launch
+    if host is None or not host.up:
         return None
     closed, returns_s = bool(fault["closed"]), fault["returns"]
     agent = launch.agents.get(host.name) if launch is not None else None
-    host.up = False
+    host.up, host.silent = False, not closed
     if launch is not None and agent is not None:
-        held = bool(agent.nursery.procs)
-        why, detect_s = ("its agent is gone", 0.05) if closed else ("it is silent", world.setting.platform.ttl_s)
-        launch.lose(host, why, detect_s * world.noise.uniform(1.0, 1.3))
+        held = any(proc.cycle == launch.truth.cycle for proc in agent.nursery.procs.values())
+        world.troubled(world.clock.now + 2 * launch.ttl_s)
+        launch.lose(host, host.silent)
         if held and closed:
             launch.peers.lost_one(agent)
         elif held:
             launch.peers.stand_still()
     if returns_s > 0:
-        world.later(max(returns_s, world.setting.platform.ttl_s * 1.5), lambda: _return(world, host))
+        world.later(returns_s, lambda: _return(world, host))
     back = f", back in {returns_s:g} s" if returns_s > 0 else ""
     return f"{host.name} is lost ({'its connections close' if closed else 'silence'}{back})"
 
 
 def _return(world: World, host: Host) -> None:
-    host.up = True
+    host.up, host.silent = True, False
     world.trace.note(world.clock.now, "fault", f"{host.name} is back")
     if world.launch is not None and not world.launch.over:
         world.launch.start_agent(host)
@@ -250,21 +252,11 @@ def _slowstore(world: World, fault: Fault) -> str | None:
 def _repeat(world: World, fault: Fault) -> str | None:
     if world.launch is None or world.launch.over:
         return None
-    world.launch.channel.repeat()
+    controller = world.launch.gov.in_office
+    if controller is None:
+        return None
+    controller.list_again()
     return "the controller's watch begins anew: all reports are listed again"
-
-
-def _stall(world: World, fault: Fault) -> str | None:
-    if world.launch is None or world.launch.over:
-        return None
-    if fault.whole("node") == CONTROLLER:
-        world.launch.controller.stall(fault["seconds"])
-        return f"the controller is frozen for {fault['seconds']:g} s"
-    agent = _agent(world, fault)
-    if agent is None:
-        return None
-    agent.stall(fault["seconds"])
-    return f"the agent of {agent.name} is frozen for {fault['seconds']:g} s"
 
 
 STRIKES: dict[str, Callable[[World, Fault], str | None]] = {
@@ -285,6 +277,11 @@ STRIKES: dict[str, Callable[[World, Fault], str | None]] = {
     "term": _term,
     "slowstore": _slowstore,
     "repeat": _repeat,
-    "stall": _stall,
+    "stall": disturb.stall,
+    "freeze": disturb.freeze,
+    "cut": disturb.cut,
+    "outage": disturb.outage,
+    "lossy": disturb.lossy,
+    "slow": disturb.slow,
     "late": _late,
 }

@@ -70,7 +70,7 @@ def a_repeated_report_has_no_effect(step: JobStep) -> str | None:
     event = step.event
     if not isinstance(event, ReportReceived):
         return None
-    report, heard = event.report, step.launch.heard.get(event.report.node_id)
+    report, heard = event.report, step.controller.heard.get(event.report.node_id)
     again = heard is not None and heard[0] == report.incarnation and report.sequence <= heard[1]
     if again and (step.actions or step.after != step.before):
         return f"report {report.sequence} of {report.node_id} came again and led to {[type(a).__name__ for a in step.actions]}"

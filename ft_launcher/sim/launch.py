@@ -116,8 +116,9 @@ class Launch:
         host.boots += 1
         options, setting = self.world.setting.options, self.world.setting
         who = f"{host.name}.{host.boots}"
-        graces = {"error_grace_s": options.error_grace_s, "survivor_grace_s": options.survivor_grace_s}
-        node = NodeOptions(host.name, self.generation, incarnation=who, **graces)
+        node = NodeOptions(
+            host.name, self.generation, error_grace_s=options.error_grace_s, survivor_grace_s=options.survivor_grace_s, incarnation=who
+        )
         agent = Agent(self, host, Nursery(self.clock, self.noise, host, setting.platform), node)
         info = NodeInfo(host.name, host.name, setting.nproc, self.generation, order=host.number, incarnation=who)
         presence = Presence(self, agent, info)

@@ -175,9 +175,14 @@ class Liaison:
 
     def reach(self, node: NodeInfo, within_s: float, told: Callable[[Reply], None]) -> None:
         """From this host; heard in this controller's time."""
-        life = self.life
+        life, asked_at = self.life, self.life.now
         target = self._around.host_of(node.node_id)
-        self._around.network.reach(self._host, target, node.incarnation, within_s, lambda reply: life.after(0.0, told, reply) and None)
+
+        def heard(reply: Reply) -> None:
+            """Who was frozen meanwhile finds the time for the answer run out, as soon as it looks."""
+            told(Reply.SILENT if life.frozen_at > asked_at and life.now - asked_at > within_s else reply)
+
+        self._around.network.reach(self._host, target, node.incarnation, within_s, lambda reply: life.soon(heard, reply))
 
     def _probe(self, name: str) -> None:
         """From here and from one other agent that is connected, each time another."""
@@ -207,7 +212,7 @@ class Liaison:
                 network.reach(host, self._around.host_of(node.node_id), node.incarnation, PROBE_S, answer)
 
         def answer(reply: Reply) -> None:
-            network.send(host, self._host, self.life.after, 0.0, self._on_reply, node, reply, helper.node_id)
+            network.send(host, self._host, self.life.soon, self._on_reply, node, reply, helper.node_id)
 
         network.send(self._host, host, ask)
 

@@ -58,6 +58,8 @@ def as_json(world: World) -> dict[str, Any]:
         "goodput": round(goodput(world), 6),
         "lost_steps": tally.lost_steps,
         "spares_used": tally.spares_used,
+        "successions": tally.successions,
+        "kept": tally.kept,
         "launches": tally.launches,
         "faults": dict(sorted(tally.faults.items())),
         "causes": dict(sorted(tally.causes.items())),
@@ -78,6 +80,7 @@ def summary(world: World) -> list[str]:
         if median is None
         else f"median {median:.1f} s from the fault to the first step of all ranks ({setting.script.load_s:g} s of it loading)",
         "spares used": str(tally.spares_used),
+        "controllers": f"{tally.successions} taken over; {tally.kept} times a node without a lease was kept",
         "launches": f"{tally.launches} ({_counts(tally.outcomes)})",
         "faults": f"{sum(tally.faults.values())} ({_counts(tally.faults)}; {tally.missed} struck nobody)",
         "events": str(world.trace.count),

@@ -34,9 +34,13 @@ class Network:
         pair = frozenset((a.name, b.name))
         self._pairs[pair] = max(until, self._pairs.get(pair, 0.0))
 
+    def cut_until(self, a: Host, b: Host) -> float:
+        """Until when the way between the two is, or was, cut."""
+        return self._pairs.get(frozenset((a.name, b.name)), 0.0)
+
     def open_at(self, a: Host, b: Host) -> float:
         """When these two reach each other next: now, or at the end of the cut."""
-        until = max(a.isolated_until, b.isolated_until, self._pairs.get(frozenset((a.name, b.name)), 0.0)) if a is not b else 0.0
+        until = max(a.isolated_until, b.isolated_until, self.cut_until(a, b)) if a is not b else 0.0
         return max(self._clock.now, until)
 
     def is_open(self, a: Host, b: Host) -> bool:

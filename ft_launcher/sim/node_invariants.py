@@ -31,8 +31,8 @@ def starts_are_decided(step: NodeStep) -> str | None:
     """Ranks are started only for a cycle that is in the store."""
     if not isinstance(step.action, StartRanks):
         return None
-    job = step.launch.channel.job
-    if job is None or step.action.job.cycle > job.cycle:
+    job = step.launch.state
+    if step.action.job.cycle > job.cycle:
         return f"{step.agent.name} starts cycle {step.action.job.cycle}, which the store does not know"
     return None
 
@@ -41,8 +41,8 @@ def kills_are_decided(step: NodeStep) -> str | None:
     """Ranks are killed only when the store says that their cycle is over."""
     if not isinstance(step.action, KillRanks):
         return None
-    job = step.launch.channel.job
-    if job is None or (job.cycle == step.action.cycle and job.phase is Phase.RUNNING):
+    job = step.launch.state
+    if job.cycle == step.action.cycle and job.phase is Phase.RUNNING:
         return f"{step.agent.name} kills ranks of cycle {step.action.cycle}, which runs"
     return None
 
@@ -65,10 +65,10 @@ def everyone_leaves_with_the_verdict(step: NodeStep) -> str | None:
     """An agent that held ranks ends with the verdict's code, and only once there is a verdict. A spare may leave before, with 0."""
     if not isinstance(step.action, Leave):
         return None
-    job = step.launch.channel.job
-    if job is not None and job.placement is not None and step.agent.name not in job.placement.nodes and step.action.exit_code == 0:
+    job = step.launch.state
+    if job.placement is not None and step.agent.name not in job.placement.nodes and step.action.exit_code == 0:
         return None
-    if job is None or job.verdict is None:
+    if job.verdict is None:
         return f"{step.agent.name} leaves before there is a verdict"
     held = job.placement is not None and step.agent.name in job.placement.nodes
     if held and step.action.exit_code != job.verdict.exit_code:

@@ -130,7 +130,7 @@ class Peers:
         if step is None or not agent.live or agent.machine.cycle != cycle or cycle != launch.truth.cycle:
             return
         if len(self.procs(agent, cycle)) == launch.world.setting.nproc:
-            launch.tell(agent, ProgressSeen(agent.name, cycle, step.base + steps, steps, step.began_ago_s()))
+            launch.gov.tell(agent, ProgressSeen(agent.name, cycle, step.base + steps, steps, step.began_ago_s()))
 
     def complete(self, cycle: int) -> None:
         """The training is done: every rank leaves with 0, some nodes' later than others'."""

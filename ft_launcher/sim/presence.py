@@ -45,7 +45,7 @@ class Presence:
     def _call(self, effect: Callable[[], Any], answer: Callable[[Any], None]) -> None:
         """A call of this agent: answered in its own time, if it lives to hear it."""
         life = self.agent.life
-        self._store.call(self.agent.host, effect, lambda result: life.after(0.0, answer, result))
+        self._store.call(self.agent.host, effect, lambda result: life.soon(answer, result))
 
     # -- joining ------------------------------------------------------------------------------------------------------------------------
 

@@ -75,6 +75,11 @@ class LockStep:
         return self._pace() == 1.0 or self.complete
 
     @property
+    def factor(self) -> float:
+        """How many times as long everything takes."""
+        return max(self._slow.values(), default=1.0)
+
+    @property
     def held(self) -> bool:
         """It stands still for a while."""
         return bool(self._held)
@@ -97,7 +102,7 @@ class LockStep:
         """Nominal seconds a second."""
         if self.frozen_at is not None or self._held:
             return 0.0
-        return 1.0 / max(self._slow.values(), default=1.0)
+        return 1.0 / self.factor
 
     def nominal(self) -> float:
         """Seconds of undisturbed training since the first step began; negative while loading."""

@@ -45,7 +45,7 @@ def a_start_needs_live_nodes(step: JobStep) -> str | None:
     placement = step.after.placement
     if step.after.cycle == step.before.cycle or placement is None:
         return None
-    absent = [name for name in placement.nodes if name not in step.launch.controller.machine.roster.nodes]
+    absent = [name for name in placement.nodes if name not in step.controller.machine.roster.nodes]
     return f"cycle {step.after.cycle} is placed on {absent[0]}, which is not there" if absent else None
 
 
@@ -89,7 +89,8 @@ def only_slow_nodes_are_given_up(step: JobStep) -> str | None:
         agent = step.launch.agents.get(name)
         if agent is None or not agent.live or not lost[name].startswith("not cleared"):
             continue
-        deaf = now - agent.stalled_until < HEARD_S or now - agent.host.store_slow_until < HEARD_S
+        heard_at = max(agent.life.until, agent.host.store_slow_until, step.launch.store.reach_at(agent.host), step.launch.world.calm_since)
+        deaf = now - heard_at < HEARD_S
         if not deaf and not agent.nursery.busy and not agent.nursery.too_slow:
             return f"{name} is given up ({lost[name]}), but nothing runs on it"
     return None
@@ -113,7 +114,7 @@ def unfit_nodes_are_not_waited_for(step: JobStep) -> str | None:
     if step.before.phase is not Phase.RUNNING or step.before.placement is None:
         return None
     for name, since in step.launch.unfit_since.items():
-        waited_s = step.launch.clock.now - since
+        waited_s = step.launch.clock.now - max(since, step.launch.world.calm_since, step.launch.gov.since)
         if waited_s > HEARD_S and name in step.before.placement.nodes:
             return f"cycle {step.before.cycle} still runs {waited_s:.0f} s after {name} reported itself unfit"
     return None

@@ -12,26 +12,33 @@ from collections.abc import Callable
 from ft_launcher.core.state import Phase
 from ft_launcher.errors import BugError
 from ft_launcher.sim import end_invariants, inject
-from ft_launcher.sim.checks import JobStep, NodeStep
+from ft_launcher.sim.agent import Agent
+from ft_launcher.sim.checks import CommitStep, JobStep, NodeStep
 from ft_launcher.sim.clock import Clock
 from ft_launcher.sim.faults import Fault
 from ft_launcher.sim.host import Host, Luck
 from ft_launcher.sim.job_invariants import JOB
 from ft_launcher.sim.launch import Launch
+from ft_launcher.sim.lessons import Lessons
+from ft_launcher.sim.membership_invariants import MEMBERSHIP
 from ft_launcher.sim.node_invariants import NODE
 from ft_launcher.sim.setting import Setting
+from ft_launcher.sim.storage import Storage
+from ft_launcher.sim.store_invariants import COMMIT
 from ft_launcher.sim.tally import Tally, Violation
 from ft_launcher.sim.trace import Trace
-from ft_launcher.sim.training import Storage
+from ft_launcher.sim.training import LockStep
 from ft_launcher.sim.truth_invariants import TRUTH
 
-JOB_CHECKS = (*JOB, *TRUTH)
+JOB_CHECKS = (*JOB, *TRUTH, *MEMBERSHIP)
 LOOK_S = 15.0
 """After the faults the world looks this often whether the job is healthy."""
+CALM_S = 60.0
+"""So long after the last trouble of the platform everything that was heard late has been heard."""
 
 
 class World:
-    """`run()` once; then `tally`, `trace` and `violations` tell what came of it."""
+    """`run()` once; then `tally`, `trace` and `violations` tell what came of it. `calm_since`: when the last freeze, cut or outage was over, or will be."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -39,6 +46,9 @@ class World:
         self.noise = random.Random(f"noise {setting.seed}")
         self.hosts = [Host(name, number, self.noise.randrange(10**15)) for number, name in enumerate(setting.names)]
         self.storage = Storage()
+        self.lessons = Lessons(setting.script)
+        self.calm_since = 0.0
+        self._learning = 0
         self.trace = Trace()
         self.tally = Tally()
         self.violations: list[Violation] = []
@@ -87,7 +97,9 @@ class World:
     def launch_over(self, launch: Launch) -> None:
         """Every agent has left: count, check, and have the scheduler start the next one, while the hours last."""
         verdict = launch.state.verdict
-        self.tally.outcomes[verdict.outcome.value if verdict else "?"] += 1
+        self.tally.outcomes[verdict.outcome.value if verdict else "deserted"] += 1
+        if launch.step is not None:
+            launch.peers.freeze()
         self._end_checks(launch)
         self._count_useful()
         if not self.ended:
@@ -133,10 +145,64 @@ class World:
         agents = launch.agents if launch is not None else {}
         ruled_out = launch.state.ruled_out if launch is not None else {}
         fit = [agents[h.name] for h in self.hosts if h.up and h.name in agents and h.name not in ruled_out]
-        if sum(agent.live and agent.nursery.usable for agent in fit) < self.setting.options.nodes_wanted:
+        if sum(self._counts(agent) for agent in fit) < self.setting.options.nodes_wanted:
             self.enough_since = None
         elif self.enough_since is None:
             self.enough_since = self.clock.now
+
+    def _counts(self, agent: Agent) -> bool:
+        """This node can be used now: it lives, is registered, and reaches the store and the others."""
+        launch = self.launch
+        presence = launch.presences.get(agent.name) if launch is not None else None
+        if launch is None or presence is None or not presence.joined or presence.lease not in launch.store.leases:
+            return False
+        cut = launch.store.reach_at(agent.host) > self.clock.now or agent.host.frozen_until > self.clock.now
+        return agent.live and agent.life.awake and not cut and agent.nursery.usable
+
+    def host(self, name: str) -> Host:
+        """A machine by its name."""
+        return self.hosts[int(name[1:])]
+
+    def troubled(self, until: float) -> None:
+        """The platform is disturbed until then: what takes longer than usual meanwhile is no wonder."""
+        self.calm_since = max(self.calm_since, until)
+
+    # -- hangs and lessons ------------------------------------------------------------------------------------------------------------------
+
+    def expect_end(self, launch: Launch) -> None:
+        """The training stands still: its cycle must end within the limit of where it stands, and a bound."""
+        step = launch.step
+        if step is None or not self.setting.script.client:
+            return
+        page = step.page()
+        script = self.setting.script
+        limit_s = {"step": script.step_timeout_s, "checkpointing": script.save_timeout_s}.get(page.section or "", script.setup_timeout_s)
+        self.clock.after(limit_s + CALM_S, self._still_there, launch, step, limit_s)
+
+    def _still_there(self, launch: Launch, step: LockStep, limit_s: float) -> None:
+        now, truth = self.clock.now, launch.truth
+        if launch.over or launch.step is not step or launch.state.phase is not Phase.RUNNING or launch.state.cycle != truth.cycle:
+            return
+        if truth.since is None or step.complete:
+            return
+        due_at = max(truth.since + limit_s, self.calm_since + limit_s, launch.gov.since) + CALM_S
+        if due_at > now:
+            self.clock.at(due_at + 0.1, self._still_there, launch, step, limit_s)
+        elif launch.peers.agents():
+            self._violated("hangs_are_ended", f"cycle {truth.cycle} has stood still for {now - truth.since:.0f} s, {limit_s:g} s allowed")
+
+    def learn(self, cycle: int) -> None:
+        """Lessons are taken as long as they teach something."""
+        self._learning += 1
+        self._take_lesson(cycle, self._learning)
+
+    def _take_lesson(self, cycle: int, turn: int) -> None:
+        step = self.launch.step if self.launch is not None else None
+        if step is None or turn != self._learning or self.launch is None or cycle != self.launch.truth.cycle or not self.setting.script.learn:
+            return
+        self.lessons.listen(step)
+        if step.stepping and (wait_s := self.lessons.next_s()) is not None:
+            self.clock.after(wait_s, self._take_lesson, cycle, turn)
 
     # -- what was achieved --------------------------------------------------------------------------------------------------------------------
 
@@ -144,7 +210,7 @@ class World:
         """A complete training is kept for good; the next launch begins a new one."""
         if self.storage.saved >= self.setting.script.steps:
             self.tally.useful_steps += self.setting.script.steps
-            self.storage.saved = self.storage.reached = 0
+            self.storage.clear()
 
     def useful_steps(self) -> int:
         """All steps that are kept by now: complete trainings, and this one's checkpoints and running cycle."""
@@ -154,14 +220,20 @@ class World:
 
     # -- checks -----------------------------------------------------------------------------------------------------------------------------
 
-    def check_job(self, step: JobStep) -> None:
-        """After every event of the job machine."""
-        for check in JOB_CHECKS:
-            said = check(step)
-            if said is not None:
-                self._violated(check.__name__, said)
-        if step.launch.stop_asked_at is not None:
-            self._judge([("a_stop_is_heard", end_invariants.a_stop_is_heard(step.launch))])
+    def look_at_job(self, step: JobStep, governs: bool) -> list[tuple[str, str | None]]:
+        """After every event of a job machine: what is wrong with its answer. Without the office only what any controller must do right."""
+        found = [(check.__name__, check(step)) for check in (JOB_CHECKS if governs else JOB)]
+        if step.launch.stop_asked_at is not None and governs:
+            found.append(("a_stop_is_heard", end_invariants.a_stop_is_heard(step.launch)))
+        return found
+
+    def judge(self, found: list[tuple[str, str | None]]) -> None:
+        """What was wrong counts."""
+        self._judge(found)
+
+    def check_commit(self, step: CommitStep) -> None:
+        """Whenever a job state is written."""
+        self._judge([(check.__name__, check(step)) for check in COMMIT])
 
     def check_node(self, step: NodeStep) -> None:
         """Before every action of a node."""

@@ -102,10 +102,16 @@ def test_memory_of_a_process_is_read_in_megabytes() -> None:
 
 
 def test_the_last_table_tells_misses_and_failures() -> None:
-    found: dict[str, dict[str, Any] | None] = {"example": _results().to_json(), "broken": None, "without targets": {"bench": "x"}}
+    counted = {"bench": "timeouts", "checks": [{"name": "false kills", "value": 0.0, "limit": 0.0, "passed": True}]}  # a number has no unit
+    found: dict[str, dict[str, Any] | None] = {
+        "example": _results().to_json(),
+        "broken": None,
+        "without targets": {"bench": "x"},
+        "t": counted,
+    }
     lines = run_all.targets(found)
-    assert [line.split()[0] for line in lines] == ["ok", "MISS", "FAILED"]
-    assert lines[2].endswith("broken")
+    assert [line.split()[0] for line in lines] == ["ok", "MISS", "FAILED", "ok"]
+    assert lines[2].endswith("broken") and "false kills: 0" in lines[3]
 
 
 @pytest.mark.parametrize("argv", [["--only", "recovery,speed"], ["--runs", "0"]])

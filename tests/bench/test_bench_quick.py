@@ -20,6 +20,8 @@ CASES = {
     "overhead": (["--contestants", "ft-launch"], "ft-launch: agent, PSS"),
     "hang": (["--contestants", "ft-launch"], "ft-launch: overshoot beyond the hard timeout"),
     "anatomy": ([], "-> end committed"),
+    "nodes": (["--contestants", "ft-launch"], "ft-launch: plain node, agent killed -> first step"),
+    "store": ([], "40 nodes: report -> next cycle seen by all"),
 }
 
 

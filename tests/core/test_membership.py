@@ -179,3 +179,45 @@ def test_unknown_nodes_are_nobodys_business(reply: Reply) -> None:
     assert world.reply("x", reply) == []
     assert world.members.lease_gone(world.now, "x") == []
     assert world.members.disconnected(world.now, "x") == []
+
+
+def refuse(world: World, node: str, witness: str) -> list[Finding]:
+    return world.members.replied(world.now, node, Reply.REFUSED, witness)
+
+
+def test_a_registered_node_that_was_never_reached_needs_two_witnesses() -> None:
+    """What a new controller finds: a firewall could say "refused" to it alone."""
+    world = World("a", "b")
+    assert refuse(world, "a", "self") == [Probe("a")]
+    assert refuse(world, "a", "self") == []
+    assert lost(refuse(world, "a", "b")) == ["a"]
+
+
+def test_a_first_refusal_is_followed_up_until_a_witness_is_found() -> None:
+    world = World("a", "b")
+    refuse(world, "a", "self")
+    assert world.after(0.6).tick() == [Probe("a")]
+    assert world.after(0.6).tick() == [Probe("a")]
+    world.reply("a", Reply.ANSWERED)
+    assert world.after(0.6).tick() == []
+
+
+def test_an_answer_in_between_starts_the_witnesses_anew() -> None:
+    world = World("a", "b")
+    refuse(world, "a", "self")
+    world.reply("a", Reply.ANSWERED)
+    world.members.joined(world.now, "a")
+    assert lost(refuse(world, "a", "b")) == []
+    assert lost(refuse(world, "a", "c")) == [], "met before: one that refuses now has to close its connection first"
+
+
+def test_two_lost_at_once_are_both_lost_though_all_members_are_suspect() -> None:
+    world = World("a", "b")
+    found: list[Finding] = []
+    for node in "ab":
+        world.members.lease_gone(world.now, node)
+    for _ in range(4):
+        for node in "ab":
+            found += world.reply(node, Reply.SILENT)
+        found += world.after(0.5).tick()
+    assert sorted(lost(found)) == ["a", "b"]
