@@ -35,6 +35,7 @@ class RankError:
     traceback: str = ""
 
     def to_json(self) -> dict[str, str]:
+        """As plain JSON."""
         return {"message": self.message, "traceback": self.traceback}
 
 
@@ -78,6 +79,7 @@ class RankExit:
         return f"exited with code {self.code}" + (f" ({first})" if first and self.code != 0 else "")
 
     def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
         doc: dict[str, Any] = {"rank": self.rank, "failed_ns": self.failed_ns, "order": self.order}
         doc |= {"code": self.code} if self.signal is None else {"signal": self.signal}
         optional = {"ended": self.ended, "core_dumped": self.core_dumped, "stamp": self.stamp}
@@ -86,6 +88,7 @@ class RankExit:
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any]) -> RankExit:
+        """The inverse of `to_json`."""
         error = doc.get("error")
         return cls(
             rank=doc["rank"],
@@ -112,6 +115,7 @@ class Hang:
     reason: str
 
     def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
         return {
             "rank": self.rank,
             "section": self.section,
@@ -123,6 +127,7 @@ class Hang:
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any]) -> Hang:
+        """The inverse of `to_json`."""
         return cls(**doc)
 
 
@@ -149,12 +154,14 @@ class RankProgress:
     place: str = ""
 
     def to_json(self) -> list[Any]:
+        """As plain JSON."""
         still_s = None if self.still_s is None else round(self.still_s, 3)
         where = [self.iteration, self.steps, self.section, round(self.since_s, 3), self.client, self.saved]
         return [*where, self.ended, self.stepping, still_s, self.state, self.place]
 
     @classmethod
     def from_json(cls, doc: list[Any]) -> RankProgress:
+        """The inverse of `to_json`."""
         return cls(*doc)
 
 
@@ -177,6 +184,7 @@ class Address:
     serving: bool = True
 
     def to_json(self) -> list[Any]:
+        """As plain JSON."""
         return [self.host, self.port, self.serving]
 
 
@@ -205,6 +213,7 @@ class NodeReport:
     incarnation: str = ""
 
     def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
         return {
             "node_id": self.node_id,
             "generation": self.generation,
@@ -225,6 +234,7 @@ class NodeReport:
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any]) -> NodeReport:
+        """The inverse of `to_json`."""
         exits = [RankExit.from_json(e) for e in doc["exits"]]
         hangs = [Hang.from_json(h) for h in doc["hangs"]]
         nested = {
@@ -254,6 +264,7 @@ class NodeInfo:
     incarnation: str = ""
 
     def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
         return {
             "node_id": self.node_id,
             "address": self.address,
@@ -267,4 +278,5 @@ class NodeInfo:
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any]) -> NodeInfo:
+        """The inverse of `to_json`."""
         return cls(**{**doc, "devices": tuple(doc["devices"])})

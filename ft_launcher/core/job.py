@@ -7,38 +7,25 @@ the roster of nodes and when things happened to it; it never touches a process, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 from typing import Any
 
-from ft_launcher.core.actions import Commit, JobAction, RecordDecision, RecordRecovery, Say, SetTimer
+from ft_launcher.core.actions import Commit, JobAction, RecordRecovery, Say, SetTimer
 from ft_launcher.core.causes import Evidence
 from ft_launcher.core.events import JobEvent, NodeJoined, NodeLost, ProgressSeen, ReportReceived, Timer, TimerFired
 from ft_launcher.core.evidence import Address, NodeReport, signal_name
 from ft_launcher.core.machine import IGNORE, Story, total
 from ft_launcher.core.placement import Placement
-from ft_launcher.core.policy import NOT_ENOUGH_NODES, RERUN_ELSEWHERE, RESULT_REJECTED, Decision, decide
+from ft_launcher.core.policy import NOT_ENOUGH_NODES, RERUN_ELSEWHERE, RESULT_REJECTED, Decision
 from ft_launcher.core.roster import Roster, placed
+from ft_launcher.core.run import Run
+from ft_launcher.core.settle import settle
 from ft_launcher.core.state import JobState, Options, Outcome, Phase, Verdict
 from ft_launcher.core.topology import Topology
+from ft_launcher.core.validity import what_is_wrong
 
 SETTLE_S = 5.0
 """Ranks that leave with 16 or 17 do so together after a checkpoint; their peers get this long to do the same before the cycle is ended."""
-
-
-@dataclass(slots=True)
-class Run:
-    """What this controller has seen of the running cycle; seconds of its own clock. Forgotten at the next start."""
-
-    started_at: float
-    progress_at: float
-    stepped: dict[str, int | None] = field(default_factory=dict)
-    busy: set[str] = field(default_factory=set)
-    seen: dict[str, tuple[int | None, int]] = field(default_factory=dict)
-    all_started: bool = False
-    recovered: bool = False
-    exit_grace: bool = False
-    settling: bool = False
 
 
 class JobMachine:
@@ -95,8 +82,6 @@ class JobMachine:
     def _timer(self, timer: Timer, delay_s: float) -> SetTimer:
         return SetTimer(timer, delay_s, self.state.cycle)
 
-    # -- nodes ------------------------------------------------------------------------------------------------------------------------
-
     def on_joined(self, event: NodeJoined) -> list[JobAction]:
         """A node is there; it counts once it has reported that it is ready. A new agent in place of one that held ranks: those ended with it."""
         replaced = self.roster.replaced(event.node, self.state)
@@ -118,8 +103,6 @@ class JobMachine:
             return self._end(f"node {event.node_id} is lost: {event.reason}", lost=lost)
         self._become(lost=lost)
         return [Commit(self.state), *self._settle_when_acknowledged(), *(self._try_start() if self.state.phase is Phase.PAUSED else [])]
-
-    # -- a running cycle ----------------------------------------------------------------------------------------------------------------
 
     def on_report_running(self, event: ReportReceived) -> list[JobAction]:
         """Faults end the cycle at once; stop requests drain it; when all ranks have left with 0 the job is done."""
@@ -225,8 +208,7 @@ class JobMachine:
         if self.state.phase is not Phase.ENDING or self.roster.unacknowledged(self.state):
             return []
         evidence = self._evidence()
-        decision = with_failed_nodes(decide(evidence))
-        record = self._record(evidence, decision)
+        decision, record = settle(evidence, self._now - self._ended_at)
         self._become(budgets=decision.budgets, reason=decision.reason)
         if decision.verdict is not None:
             return [*self._conclude(decision.verdict), record]
@@ -245,25 +227,6 @@ class JobMachine:
             return [Commit(self.state), timer, Say(f"{decision.reason}; next cycle in {decision.delay_s:g} s")]
         timer = self._timer(Timer.SPARE_WAIT, self.options.spare_wait_s)
         return [Commit(self.state), timer, Say(f"{decision.reason}; {self.roster.waiting_for(self.state)}", "warning")]
-
-    def _record(self, evidence: Evidence, decision: Decision) -> RecordDecision:
-        progress, exits = evidence.progress(), evidence.exits()
-        ranks: dict[int, Mapping[str, Any]] = {}
-        for rank in range(self.topology.world):
-            p, e = progress.get(rank), exits.get(rank)
-            at = {"iteration": p and p.iteration, "section": p and p.section, "since_s": p and p.since_s}
-            ranks[rank] = {**at, "exit": e and e.number, "ended": bool(e and e.ended), "steps": p.steps if p else 0}
-        return RecordDecision(
-            cycle=self.state.cycle,
-            cause=decision.cause,
-            rule=decision.rule,
-            reason=decision.reason,
-            decision=decision.do.value,
-            culprit=decision.culprit.to_json() if decision.culprit else None,
-            ranks=ranks,
-            fault_to_settled_s=self._now - self._ended_at,
-            reap_s=max((r.reap_s for r in evidence.reports), default=0.0),
-        )
 
     def _conclude(self, verdict: Verdict) -> list[JobAction]:
         self._become(phase=Phase.DONE, verdict=verdict, reason=verdict.reason)
@@ -317,8 +280,6 @@ class JobMachine:
         reason = "not enough healthy nodes: " + "; ".join(f"node {n}: {why}" for n, why in sorted(holes.items()))
         return self._conclude(Verdict(Outcome.NOT_ENOUGH_NODES, NOT_ENOUGH_NODES, reason))
 
-    # -- stopping for good ----------------------------------------------------------------------------------------------------------------
-
     def _drain(self, number: int) -> list[JobAction]:
         self._become(phase=Phase.DRAINING, stop_signal=number, reason=f"stopped by {signal_name(number)}")
         grace_s = self.options.term_grace_s
@@ -334,8 +295,6 @@ class JobMachine:
         if len(event.report.signals) > 1 or event.report.platform_fault or self._all_left():
             return self._to_ending([])
         return []
-
-    # -- deadlines --------------------------------------------------------------------------------------------------------------------------
 
     def on_timer_running(self, event: TimerFired) -> list[JobAction]:
         """Stragglers: those still training or inside a section (a last save) are left alone, for hangs there have limits of their own; those that only hang in their own
@@ -374,7 +333,7 @@ class JobMachine:
         if event.timer not in (Timer.JOIN, Timer.SPARE_WAIT):
             return []
         waited = self.options.join_wait_s if event.timer is Timer.JOIN else self.options.spare_wait_s
-        late = {n: f"not ready {waited:g} s after the end of cycle {self.state.cycle}" for n in self.roster.late(self.state)}
+        late = dict.fromkeys(self.roster.late(self.state), f"not ready {waited:g} s after the end of cycle {self.state.cycle}")
         if late and event.timer is Timer.SPARE_WAIT:
             self._become(lost={**late, **self.state.lost})
             if started := self._try_start():
@@ -386,8 +345,6 @@ class JobMachine:
     def waiting(self) -> str | None:
         """While nothing can start: who is there and who is missing, one sentence."""
         return self.roster.missing(self.state) if self.state.phase in (Phase.FORMING, Phase.PAUSED) else None
-
-    # -- what is known ------------------------------------------------------------------------------------------------------------------------
 
     def _evidence(self) -> Evidence:
         return Evidence(
@@ -402,26 +359,9 @@ class JobMachine:
 
     def validate(self) -> None:
         """Raise BugError unless the state makes sense; called after every event by tests and the simulator."""
-        placement = self.state.placement
-        if placement is not None:
-            placement.validate()
-            if placement.world != self.topology.world:
-                raise self._story.bug(f"placement holds {placement.world} ranks, not {self.topology.world}")
-        if self.state.phase is Phase.DONE and self.state.verdict is None:
-            raise self._story.bug("done without a verdict")
-        if self.state.phase is Phase.RUNNING and (placement is None or self.state.master is None):
-            raise self._story.bug("running without a placement or a store")
-        if self.state.budgets.restarts > self.options.max_restarts:
-            raise self._story.bug(f"{self.state.budgets.restarts} restarts, {self.options.max_restarts} allowed")
-
-
-def with_failed_nodes(decision: Decision) -> Decision:
-    """A node that was replaced has failed: should it come back, it is the spare of last resort."""
-    if not decision.replaced:
-        return decision
-    failures = dict(decision.budgets.node_failures)
-    failures |= {node: failures.get(node, 0) + 1 for node in decision.replaced}
-    return replace(decision, budgets=replace(decision.budgets, node_failures=failures))
+        wrong = what_is_wrong(self.state, self.topology, self.options)
+        if wrong is not None:
+            raise self._story.bug(wrong)
 
 
 EDGES: dict[Phase, frozenset[Phase]] = {

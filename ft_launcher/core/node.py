@@ -41,18 +41,15 @@ from ft_launcher.core.events import (
     ZygoteDied,
     ZygoteStarted,
 )
-from ft_launcher.core.evidence import NO_CYCLE, NodeReport, RankExit, signal_name
+from ft_launcher.core.evidence import NO_CYCLE, NodeReport, signal_name
+from ft_launcher.core.local_ranks import SIGTERM, LocalRanks
 from ft_launcher.core.machine import IGNORE, IMPOSSIBLE, Story, total
 from ft_launcher.core.state import JobState, Phase
 
-SIGKILL = 9
-SIGTERM = 15
 STOP_SIGNALS = frozenset({1, 2, 15})
 """HUP, INT and TERM ask for the end; every other signal that the agent catches is only forwarded."""
 MAX_ZYGOTE_STARTS = 4
 """A zygote that died this often without ever becoming ready makes the node unfit."""
-SIMULTANEOUS_NS = 20_000_000
-"""A process's sockets close up to this long before its parent hears of its death (measured: about 10 ms with 400 MB mapped), so peers may fail 'first'."""
 UNKILLABLE_S = 10.0
 """A rank that has not ended so long after its SIGKILL hangs in the kernel (a driver, a file system): its node cannot be cleared."""
 STANDBY_DELAY_S = 1.0
@@ -91,19 +88,21 @@ class NodeMachine:
         self.options = options
         self.phase = NodePhase.IDLE
         self.cycle = NO_CYCLE
-        self.alive: set[int] = set()
+        self._ranks = LocalRanks()
         self.report = NodeReport(options.node_id, options.generation, NO_CYCLE, reaped=True, incarnation=options.incarnation)
         self.job: JobState | None = None
         self._revision = -1
         self._zygote_ready = False
         self._zygote_starts = 1
-        self._killed: set[int] = set()
-        self._asked: set[int] = set()
-        self._stamps: dict[int, ExceptionStamped] = {}
         self._errors_awaited = False
         self._reap_asked = False
         self._forwarded: int | None = None
         self._story = Story()
+
+    @property
+    def alive(self) -> set[int]:
+        """The ranks here whose end has not been heard of."""
+        return self._ranks.alive
 
     def handle(self, now: float, event: NodeEvent) -> list[NodeAction]:
         """Take one event at time `now` (seconds, monotonic) and say what to do, in order. Raises BugError for an impossible one."""
@@ -192,8 +191,7 @@ class NodeMachine:
     def _start(self, job: JobState) -> list[NodeAction]:
         self._become(NodePhase.RUNNING)
         self.cycle = job.cycle
-        self.alive = set(self._my_ranks(job))
-        self._killed, self._asked, self._stamps = set(), set(), {}
+        self._ranks = LocalRanks(self._my_ranks(job))
         self._errors_awaited = self._reap_asked = False
         self._forwarded = None
         actions: list[NodeAction] = [StartRanks(job)]
@@ -220,25 +218,14 @@ class NodeMachine:
 
     def on_stamp(self, event: ExceptionStamped) -> list[NodeAction]:
         """Evidence for later: who failed first. Not a fault by itself, for a script may call its excepthook and live on."""
-        self._stamps.setdefault(event.rank, event)
+        self._ranks.stamped(event)
         return []
 
     def on_ended(self, event: RankEnded) -> list[NodeAction]:
         """Record an exit, in the order in which they happen; report it unless the whole node is about to be."""
         if event.rank not in self.alive:
             return []
-        self.alive.discard(event.rank)
-        stamp = self._stamps.get(event.rank)
-        exit_ = RankExit(
-            rank=event.rank,
-            code=event.code,
-            signal=event.signal,
-            failed_ns=stamp.at_ns if stamp and event.code else event.at_ns,
-            order=len(self.report.exits),
-            ended=(event.rank in self._killed and event.signal == SIGKILL) or (event.rank in self._asked and event.signal == SIGTERM),
-            core_dumped=event.core_dumped,
-            stamp=stamp.text if stamp and event.code else None,
-        )
+        exit_ = self._ranks.ended(event, order=len(self.report.exits))
         self.report = replace(self.report, exits={**self.report.exits, event.rank: exit_})
         if self.phase is NodePhase.STOPPING:
             return self._reap_when_empty()
@@ -260,37 +247,28 @@ class NodeMachine:
         """Kill at once, except those who may still have something to write: earliest failures by exception, and survivors if asked."""
         self._become(NodePhase.STOPPING)
         grace_s = self.options.survivor_grace_s
-        spared = set(self.alive) if grace_s > 0 else self._first_to_fail()
+        spared = set(self.alive) if grace_s > 0 else self._ranks.first_to_fail(self.report.exits)
         grace_s = max(grace_s, self.options.error_grace_s) if spared else UNKILLABLE_S
         actions = self._kill(self.alive - spared)
-        if spared:
-            if self.options.survivor_grace_s > 0:
-                self._asked.update(spared)
-                actions.append(SignalRanks(self.cycle, 15, sorted(spared)))
+        if spared and self.options.survivor_grace_s > 0:
+            actions.append(SignalRanks(self.cycle, SIGTERM, self._ranks.ask(spared)))
         if self.alive:
             actions.append(SetGrace(self.cycle, grace_s))
         if self.report.standby is None:
             actions.append(OpenStandby(0.0))
         return actions + self._reap_when_empty()
 
-    def _first_to_fail(self) -> set[int]:
-        """Ranks that had stamped an exception well before anybody ended: theirs is the cause, so their last words matter."""
-        exits = [e.failed_ns for e in self.report.exits.values() if e.failure]
-        first = min(exits, default=None)
-        return {r for r, s in self._stamps.items() if r in self.alive and (first is None or s.at_ns + SIMULTANEOUS_NS < first)}
-
     def _kill(self, ranks: Iterable[int]) -> list[NodeAction]:
-        doomed = sorted(ranks)
-        self._killed.update(doomed)
+        doomed = self._ranks.kill(ranks)
         return [KillRanks(self.cycle, doomed)] if doomed else []
 
     def on_grace(self, event: GraceExpired) -> list[NodeAction]:
         """Time is up for everybody who is left. Who was killed long ago and is still there cannot be: the reaping will name it."""
-        fresh = self.alive - self._killed
+        fresh = self._ranks.unkilled
         if fresh:
             return [*self._kill(fresh), SetGrace(self.cycle, UNKILLABLE_S)]
         if self.alive and not self._reap_asked:
-            self.alive = set()
+            self._ranks = LocalRanks()
             return self._reap_when_empty()
         return []
 
@@ -334,10 +312,7 @@ class NodeMachine:
         """Its ranks and its standby store ended with it: a platform fault when ranks ran, and a new zygote in any case."""
         self._zygote_ready = False
         fault = event.reason if self.alive else self.report.platform_fault
-        exits = dict(self.report.exits)
-        for rank in sorted(self.alive):
-            exits[rank] = RankExit(rank, None, SIGKILL, failed_ns=0, order=len(exits), ended=True)
-        self.alive = set()
+        exits = dict(self.report.exits) | {e.rank: e for e in self._ranks.vanished(order=len(self.report.exits))}
         self.report = replace(self.report, exits=exits, platform_fault=fault, standby=None)
         reaping = self._reap_when_empty() if self.phase is NodePhase.STOPPING else []
         return [*self._restart_zygote(event.reason), *reaping, *self._say()]

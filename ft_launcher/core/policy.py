@@ -58,10 +58,9 @@ def charge_progress(evidence: Evidence) -> Budgets:
     budgets, progress = evidence.state.budgets, evidence.progress()
     known = budgets.client_known or any(p.client for p in progress.values())
     iteration, steps = evidence.iteration(), evidence.steps()
+    further = steps > budgets.best_steps or any(p.saved for p in progress.values())
     if iteration is not None:
         further = budgets.best_iteration is None or iteration > budgets.best_iteration
-    else:
-        further = steps > budgets.best_steps or any(p.saved for p in progress.values())
     best = max((i for i in (iteration, budgets.best_iteration) if i is not None), default=None)
     healthy = further if known else evidence.lasted_s >= 10.0
     return replace(

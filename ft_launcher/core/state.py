@@ -60,6 +60,7 @@ class Culprit:
     why: str
 
     def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
         return {"rank": self.rank, "coords": self.coords, "node": self.node, "slot": self.slot, "why": self.why}
 
 
@@ -73,11 +74,13 @@ class Verdict:
     first_cause: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
         cause = dict(self.first_cause) if self.first_cause is not None else None
         return {"outcome": self.outcome.value, "exit_code": self.exit_code, "reason": self.reason, "first_cause": cause}
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any]) -> Verdict:
+        """The inverse of `to_json`."""
         return cls(Outcome(doc["outcome"]), doc["exit_code"], doc["reason"], doc.get("first_cause"))
 
 
@@ -99,6 +102,7 @@ class Budgets:
     node_failures: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
         return {
             "restarts": self.restarts,
             "platform": self.platform,
@@ -116,7 +120,8 @@ class JobState:
     """One value of the `job` key. `cycle` is the running or the last one (NO_CYCLE before the first); `master` is the store its ranks meet in.
 
     `stop_signal` is set while draining. `lost` are nodes declared lost since the cycle started; `incarnations` and
-    `addresses` say which agents the placed nodes had when it did, and where; `ruled_out` the agents (node: incarnation) that get no ranks any more. `reason`: why the job is in this phase, one sentence.
+    `addresses` say which agents the placed nodes had when it did, and where; `ruled_out` the agents (node: incarnation) that get no
+    ranks any more. `reason`: why the job is in this phase, one sentence.
     """
 
     run_id: str
@@ -141,6 +146,7 @@ class JobState:
         return replace(self, **changes)
 
     def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
         return {
             "run_id": self.run_id,
             "generation": self.generation,
@@ -162,6 +168,7 @@ class JobState:
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any]) -> JobState:
+        """The inverse of `to_json`."""
         nested = {
             "phase": Phase(doc["phase"]),
             "placement": Placement.from_json(doc["placement"]) if doc["placement"] else None,

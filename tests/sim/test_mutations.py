@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ft_launcher.core import job as job_module
 from ft_launcher.core import policy
+from ft_launcher.core import settle as settle_module
 from ft_launcher.core.actions import Commit, Leave
 from ft_launcher.core.causes import Failure
 from ft_launcher.core.job import JobMachine
@@ -119,7 +119,7 @@ def kills_on_its_own(patch: Patch) -> None:
 
 
 def calls_everything_finished(patch: Patch) -> None:
-    true = job_module.decide
+    true = settle_module.decide
 
     def decide(evidence: Any) -> policy.Decision:
         decision = true(evidence)
@@ -128,7 +128,7 @@ def calls_everything_finished(patch: Patch) -> None:
             return decision
         return replace(decision, verdict=replace(verdict, outcome=Outcome.FINISHED, exit_code=0))
 
-    patch.setattr(job_module, "decide", decide)
+    patch.setattr(settle_module, "decide", decide)
 
 
 def forgets_what_it_knew(patch: Patch) -> None:
