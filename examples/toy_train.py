@@ -106,9 +106,9 @@ def main() -> None:
             time.sleep(args.step_ms / 1e3)
         if dist.get_rank() == 0:
             print(f"iteration {step} loss {loss:.6f}", flush=True)
-            if args.log:
-                with args.log.open("a") as file:
-                    file.write(json.dumps({"iteration": step, "loss": loss, "loss_hex": loss.hex()}) + "\n")
+        if dist.get_rank() == 0 and args.log:
+            with args.log.open("a") as file:
+                file.write(json.dumps({"iteration": step, "loss": loss, "loss_hex": loss.hex()}) + "\n")
         if fence and mon.commit_allowed() and (step % args.save_every == 0 or step == args.steps):
             with mon.section("checkpointing"):
                 save(args.save, fence, step, model, optimizer)

@@ -165,9 +165,8 @@ class Agent:
             return
         async with aclosing(follow(self._around.store, self._around.keys.limits, lambda: True)) as found:
             async for batch in found:
-                for change in batch.changes:
-                    if change.entry is not None:
-                        self._watch.set_learned(limits_in(change.entry.value))
+                newest = batch.changes[-1].entry if batch.changes else None
+                self._watch.set_learned(limits_in(newest.value) if newest is not None else {})
 
     async def _send_reports(self) -> None:
         """Reports are cumulative: only the newest needs to arrive. One that nobody has to act upon can wait for a store that is away."""
