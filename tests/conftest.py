@@ -15,6 +15,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -52,17 +53,42 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Last of all, when xdist has ended its workers."""
+    """Last of all, when xdist has ended its workers; each worker looks below itself."""
     if _is_worker(session.config):
+        _worker_left(session.config)
         return
     deadline = time.monotonic() + GRACE_S
     while (left := _left_behind(session.config)) and time.monotonic() < deadline:
         time.sleep(0.1)
+    left += _worker_said
     if left:
         session.config.stash[_left] = left
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         for pid in _marked():
             _kill(pid)
+
+
+def _worker_left(config: pytest.Config) -> None:
+    """A worker tells the main process what its tests left, and kills it."""
+    deadline = time.monotonic() + GRACE_S
+    while (left := _below_worker()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    config.workeroutput["left"] = [f"process {pid}: {_cmdline(pid)}" for pid in left]  # type: ignore[attr-defined]
+    for pid in left:
+        _kill(pid)
+
+
+def _below_worker() -> list[int]:
+    return [p.pid for p in psutil.Process().children(recursive=True) if not _is_zombie(p.pid) and not _is_pytests_own(p.pid)]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """xdist: a worker has ended."""
+    _worker_said.extend(getattr(node, "workeroutput", {}).get("left", []))
+
+
+_worker_said: list[str] = []
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
