@@ -7,22 +7,15 @@ first cause while somebody else failed otherwise.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ft_launcher.core.evidence import Blame, Hang, NodeReport, RankExit, RankProgress, signal_name
+from ft_launcher.core.evidence import Blame, Hang, NodeReport, RankExit, RankProgress, says_peer_lost, signal_name
 from ft_launcher.core.state import Culprit, JobState, Options
 from ft_launcher.core.topology import Topology
 
 SIGNAL_LEAD_NS = 20_000_000
 """A killed process's sockets close before its parent hears of it: its peers' exceptions may be stamped up to this much earlier (see core/node.py)."""
-
-_PEER_LOST = re.compile(
-    r"connection (was )?(closed|reset|refused)|broken pipe|closed by peer|socket closed|remote process exited|communicator was aborted"
-    r"|recvvector failed|sendbytes failed|recvbytes failed|peer .* (died|left|is gone)|heartbeat timeout|store .* (broken|closed)",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +30,7 @@ class Failure:
     def victim(self) -> bool:
         """It says of itself that a peer went away."""
         said = f"{self.exit.stamp or ''} {self.exit.error.message if self.exit.error else ''}"
-        return self.exit.signal is None and bool(_PEER_LOST.search(said))
+        return self.exit.signal is None and says_peer_lost(said)
 
     @property
     def precedence(self) -> tuple[bool, int, int, int]:

@@ -7,6 +7,7 @@ nanoseconds of the reporting node and are only ever compared with times of the s
 
 from __future__ import annotations
 
+import re
 import signal as _signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,18 @@ NO_CYCLE = -1
 """The cycle number before the first: what a node reports when it is ready and has run nothing yet."""
 
 EMPTY: Mapping[int, Any] = MappingProxyType({})
+
+
+_PEER_LOST = re.compile(
+    r"connection (was )?(closed|reset|refused)|broken pipe|closed by peer|socket closed|remote process exited|communicator was aborted"
+    r"|recvvector failed|sendbytes failed|recvbytes failed|peer .* (died|left|is gone)|heartbeat timeout|store .* (broken|closed)",
+    re.IGNORECASE,
+)
+
+
+def says_peer_lost(text: str) -> bool:
+    """Whether an error's text tells of a connection that a peer's end broke: then the rank is a victim by its own words."""
+    return bool(_PEER_LOST.search(text))
 
 
 def signal_name(number: int) -> str:

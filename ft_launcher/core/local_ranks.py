@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ft_launcher.core.events import ExceptionStamped, RankEnded
-from ft_launcher.core.evidence import RankExit
+from ft_launcher.core.evidence import RankExit, says_peer_lost
 
 SIGKILL = 9
 SIGTERM = 15
@@ -51,9 +51,12 @@ class LocalRanks:
         return [RankExit(rank, None, SIGKILL, failed_ns=0, order=order + i, ended=True) for i, rank in enumerate(gone)]
 
     def first_to_fail(self, exits: Mapping[int, RankExit]) -> set[int]:
-        """Living ranks that had stamped an exception well before anybody ended: theirs is the cause, so their last words matter."""
+        """Living ranks that had stamped an exception well before anybody ended: theirs is the cause, so their last words matter. Who tells of a lost peer is no cause: on a busy
+        machine a process's sockets close long before its end is heard of.
+        """
         first = min((e.failed_ns for e in exits.values() if e.failure), default=None)
-        return {r for r, s in self._stamps.items() if r in self.alive and (first is None or s.at_ns + SIMULTANEOUS_NS < first)}
+        early = {r: s for r, s in self._stamps.items() if first is None or s.at_ns + SIMULTANEOUS_NS < first}
+        return {r for r, s in early.items() if r in self.alive and not says_peer_lost(s.text)}
 
     def kill(self, ranks: Iterable[int]) -> list[int]:
         """These are being killed: the list, in order."""

@@ -241,6 +241,16 @@ def test_a_peers_exception_right_after_a_death_gets_no_grace() -> None:
     assert of(KillRanks, actions) == [KillRanks(0, [0])]
 
 
+def test_who_tells_of_a_lost_peer_gets_no_grace_however_early() -> None:
+    node = Node()
+    node.warm()
+    node.run()
+    node.send(ExceptionStamped(0, 0, 1_000_000_000, "RuntimeError: [pair.cc:537] Read error [127.0.0.1]:60643: Connection reset by peer"))
+    node.end(1, signal=9, at_ns=1_900_000_000)
+    actions = node.stop()
+    assert of(KillRanks, actions) == [KillRanks(0, [0])]
+
+
 def test_the_stamp_dates_the_failure() -> None:
     node = Node()
     node.warm()
