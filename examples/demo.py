@@ -52,9 +52,23 @@ def _arguments() -> argparse.Namespace:
 
 
 def _command(args: argparse.Namespace) -> list[str]:
-    launch = ["--tp", "2", "--pp", "2", "--nproc-per-node", "4", "--run-id", "demo", "--log-dir", str(args.folder / "logs"), "--tee", "0,3"]
-    train = ["--train-iters", str(args.iters), "--save", str(args.folder / "checkpoints"), "--save-interval", "25", "--log", str(_losses(args))]
-    return [sys.executable, "-m", "ft_launcher", *launch, "--preload", PRELOAD, str(HERE / "megatron_gpt" / "train.py"), *train]
+    launch = [
+        "--tp",
+        "2",
+        "--pp",
+        "2",
+        "--nproc-per-node",
+        "4",
+        "--run-id",
+        "demo",
+        "--log-dir",
+        _short(str(args.folder / "logs")),
+        "--tee",
+        "0,3",
+    ]
+    places = ["--save", _short(str(args.folder / "checkpoints")), "--log", _short(str(_losses(args)))]
+    train = ["--train-iters", str(args.iters), "--save-interval", "25", *places]
+    return [sys.executable, "-m", "ft_launcher", *launch, "--preload", PRELOAD, _short(str(HERE / "megatron_gpt" / "train.py")), *train]
 
 
 def _losses(args: argparse.Namespace) -> Path:
@@ -93,7 +107,9 @@ def _summary(args: argparse.Namespace, code: int) -> int:
     if code != 0 or not back or not decided:
         print(f"\n>>> demo: NOT as it should be: exit code {code}, {len(decided)} faults decided, {len(back)} recoveries", flush=True)
         return code or 1
-    print(f"\n>>> demo: every rank was training again {back[0]['seconds']:.2f} s after the SIGKILL; incident and logs are in {_short(str(args.folder))}/logs")
+    print(
+        f"\n>>> demo: every rank was training again {back[0]['seconds']:.2f} s after the SIGKILL; incident and logs are in {_short(str(args.folder))}/logs"
+    )
     return 0
 
 
