@@ -47,7 +47,9 @@ class _Section:
 class Learning:
     """`ceilings_s`: the fixed timeouts by section, which no learned one exceeds. `job`: (topology, script, arguments). `records`: what `to_json` gave before."""
 
-    def __init__(self, ceilings_s: Mapping[str, float], job: tuple[Mapping[str, object], str, Iterable[str]], records: object = None) -> None:
+    def __init__(
+        self, ceilings_s: Mapping[str, float], job: tuple[Mapping[str, object], str, Iterable[str]], records: object = None
+    ) -> None:
         known = dict(records) if isinstance(records, Mapping) else {}
         topology, script, arguments = job
         self._keys = {name: learning_key(name, topology, script, tuple(arguments)) for name in ceilings_s}

@@ -210,8 +210,11 @@ class Line:
             self._writer = None
             writer.transport.abort()
 
-    async def close(self) -> None:
-        """Hang up."""
+    def hang_up(self) -> None:
+        """End the connection, without waiting for its end."""
         self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
+
+    async def close(self) -> None:
+        """Hang up; nothing is left when this returns."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)

@@ -25,6 +25,7 @@ from ft_launcher.shell.store import Compare, Created, Delete, Entry, Modified, O
 
 Say = Callable[[str], None]
 MARGIN_S = 1.0
+LEASES = 10
 POLL_S = 0.25
 NO_GENERATION = -1
 MOST_ASKED = 8
@@ -54,6 +55,36 @@ class FinishedError(Exception):
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code
+
+
+class _Patience:
+    """How long a registration may be that of a dead agent. A lease ends its TTL after the agent did, but a store that restarts renews it in full: so where
+    the host says that nobody listens there (`over` is not enough then), it is given several times that (`exhausted`)."""
+
+    def __init__(self, ttl_s: float) -> None:
+        self._began_s = asyncio.get_running_loop().time()
+        self._ttl_s = ttl_s
+
+    @property
+    def over(self) -> bool:
+        """A lease time has passed."""
+        return asyncio.get_running_loop().time() - self._began_s > self._ttl_s + MARGIN_S
+
+    @property
+    def exhausted(self) -> bool:
+        """So have several."""
+        return asyncio.get_running_loop().time() - self._began_s > LEASES * self._ttl_s + MARGIN_S
+
+
+def _placed(state: JobState) -> list[Peer]:
+    """The agents that were given ranks, where they listened then."""
+    nodes = state.placement.nodes if state.placement is not None else ()
+    return [Peer(n, state.addresses[n], state.incarnations.get(n, "")) for n in nodes if n in state.addresses]
+
+
+def _peer(entry: Entry) -> Peer:
+    node = NodeInfo.from_json(json.loads(entry.value))
+    return Peer(node.node_id, node.address, node.incarnation)
 
 
 async def _nobody(peer: Peer) -> Reply:
@@ -134,15 +165,16 @@ class Joiner:
         self._say(
             f"node id {self._config.node_id} is registered already: waiting up to {ttl_s + MARGIN_S:g} s to see whether its agent lives"
         )
-        for _ in range(int((ttl_s + MARGIN_S) / 0.1)):
+        patience = _Patience(ttl_s)
+        while True:
             await asyncio.sleep(0.1)
             now = await self._store.get(key)
-            if now is None or now.created != entry.created:
-                break
-        else:
-            raise ConfigError(self._held(entry))
-        if now is not None:
-            raise ConfigError(self._held(now))
+            if now is None:
+                return
+            if now.created != entry.created or patience.exhausted:
+                raise ConfigError(self._held(now))
+            if patience.over and await self._reach(_peer(now)) is not Reply.REFUSED:
+                raise ConfigError(self._held(now))
 
     def _held(self, entry: Entry) -> str:
         holder = NodeInfo.from_json(json.loads(entry.value))
@@ -180,28 +212,39 @@ class Joiner:
         if state.phase is Phase.DONE:
             await self._refuse_late(state, same_launch)
             return None
-        return await self._member(state.generation) or ("another node" if same_launch else None)
+        return await self._member(state) or ("another node" if same_launch else None)
 
-    async def _member(self, generation: int) -> str | None:
-        """A node whose agent lives, None where there is none. An answer is proof; without one, only a registration that outlasts a lease time is."""
-        ttl_s, told = self._config.node_ttl_s, False
-        for _ in range(int((ttl_s + MARGIN_S) / POLL_S)):
-            peers = await self._registered(generation)
-            if not peers:
+    async def _member(self, state: JobState) -> str | None:
+        """A node of this generation whose agent lives, None where there is none. An answer is proof; without one, only a registration that outlasts a lease time is.
+
+        That nobody is registered proves nothing by itself: a store that was frozen ends all leases at once. Those that hold ranks are asked, too; where their hosts do
+        not all say that nobody listens there, whoever lives is given a lease time to register again.
+        """
+        patience, told = _Patience(self._config.node_ttl_s), False
+        while True:
+            registered = await self._registered(state.generation)
+            peers = list(dict.fromkeys([*registered, *_placed(state)]))
+            asked = random.sample(peers, min(len(peers), MOST_ASKED))
+            replies = await asyncio.gather(*(self._reach(peer) for peer in asked))
+            if Reply.ANSWERED in replies:
+                return asked[replies.index(Reply.ANSWERED)].node_id
+            refused_by_all = bool(asked) and len(asked) == len(peers) and set(replies) == {Reply.REFUSED}
+            if registered and (patience.exhausted or (patience.over and Reply.SILENT in replies)):
+                return registered[0].node_id
+            if not registered and (refused_by_all or patience.over):
                 return None
-            some = random.sample(peers, min(len(peers), MOST_ASKED))
-            replies = await asyncio.gather(*(self._reach(peer) for peer in some))
-            answered = [peer.node_id for peer, reply in zip(some, replies, strict=True) if reply is Reply.ANSWERED]
-            if answered:
-                return answered[0]
             if not told:
-                self._say(
-                    f"run {self._config.run_id}: {peers[0].node_id} is registered but does not answer: waiting up to {ttl_s + MARGIN_S:g} s to see whether it lives"
-                )
+                self._say_whose_life_is_in_doubt(state, registered)
             told = True
             await asyncio.sleep(POLL_S)
-        left = await self._registered(generation)
-        return left[0].node_id if left else None
+
+    def _say_whose_life_is_in_doubt(self, state: JobState, registered: list[Peer]) -> None:
+        who = (
+            f"{registered[0].node_id} is registered but does not answer"
+            if registered
+            else f"generation {state.generation} has not ended and nobody of it answers"
+        )
+        self._say(f"run {self._config.run_id}: {who}: waiting up to {self._config.node_ttl_s + MARGIN_S:g} s to see whether it lives")
 
     async def _registered(self, generation: int) -> list[Peer]:
         """The controller where there is one (it is enough, and many agents ask at once), else all nodes."""
@@ -211,8 +254,8 @@ class Joiner:
             controller = Peer(said["node"], said["address"], said["incarnation"])
             if await self._reach(controller) is Reply.ANSWERED:
                 return [controller]
-        nodes = [NodeInfo.from_json(json.loads(entry.value)) for entry in (await self._store.list(self._keys.nodes)).entries]
-        return [Peer(node.node_id, node.address, node.incarnation) for node in nodes if node.generation == generation]
+        found = (await self._store.list(self._keys.nodes)).entries
+        return [_peer(entry) for entry in found if NodeInfo.from_json(json.loads(entry.value)).generation == generation]
 
     async def _refuse_late(self, state: JobState, same_launch: bool) -> None:
         """The generation is over: late agents of it learn so; anybody who was there before means to run it again."""

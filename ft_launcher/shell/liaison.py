@@ -82,11 +82,10 @@ class Liaison:
     async def close(self) -> None:
         """Hang up everywhere."""
         self._timer.cancel()
-        for node_id in list(self._lines):
-            self._hang_up(node_id)
         for task in list(self._tasks):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        lines, self._lines = list(self._lines.values()), {}
+        await asyncio.gather(*self._tasks, *(line.close() for line in lines), return_exceptions=True)
 
     # -- what comes in ----------------------------------------------------------------------------------------------------------------------
 
@@ -158,9 +157,7 @@ class Liaison:
     def _hang_up(self, node_id: str) -> None:
         line = self._lines.pop(node_id, None)
         if line is not None:
-            task = asyncio.create_task(line.close())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            line.hang_up()
 
     @staticmethod
     def _now() -> float:

@@ -44,12 +44,13 @@ class NodeStep:
 
 @dataclass(frozen=True, slots=True)
 class CommitStep:
-    """A job state is being written by the controller of this term, over the one of `before` (its term and the state; None: the first)."""
+    """A job state is being written by the controller of this term, over the one of `before` (its term and the state; None: the first). `loading`: it has only just begun."""
 
     launch: Launch
     term: int
     job: JobState
     before: tuple[int, JobState] | None
+    loading: bool
 
 
 CommitInvariant = Callable[[CommitStep], str | None]

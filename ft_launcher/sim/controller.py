@@ -6,6 +6,7 @@ in its agent's time: frozen with it, gone with it, in the middle of whatever it 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -47,7 +48,9 @@ class Desk(Protocol):
 
 
 class Controller:
-    """`term`: the created revision of its office. `commits`: all it tried to write; `heard`: node -> (incarnation, sequence) of the newest report it was given."""
+    """`term`: the created revision of its office. `commits`: all it tried to write; `heard`: node -> (incarnation, sequence) of the newest report it was given.
+
+    `step_heard`: when the newest step that it has been told of was begun; `unleased`: since when it has known of a node without a lease."""
 
     def __init__(self, desk: Desk, host: Host, life: Life, term: int) -> None:
         self.host = host
@@ -56,6 +59,8 @@ class Controller:
         self.commits: list[JobState] = []
         self.heard: dict[str, tuple[str, int]] = {}
         self.began_at = life.now
+        self.step_heard = -math.inf
+        self.unleased: dict[str, float] = {}
         self.closed = False
         self.loaded = False
         self._desk = desk
@@ -151,6 +156,7 @@ class Controller:
             if self._desk.alone:
                 self.offer(NodeLost(name, "it is not registered"))
             else:
+                self.unleased[name] = self._life.now
                 self.liaison.missing(
                     NodeInfo(name, job.addresses.get(name, ""), 0, job.generation, incarnation=job.incarnations.get(name, ""))
                 )
@@ -176,11 +182,13 @@ class Controller:
     def _on_node(self, key: str, entry: Entry | None, revision: int) -> None:
         name = key.removeprefix("nodes/")
         if entry is not None:
+            self.unleased.pop(name, None)
             self.offer(NodeJoined(entry.value))
             self.liaison.registered(entry.value)
         elif self._desk.alone:
             self.offer(NodeLost(name, "its registration is gone"))
         else:
+            self.unleased.setdefault(name, self._life.now)
             self.liaison.unregistered(name)
 
     def _on_report(self, key: str, entry: Entry | None, revision: int) -> None:
@@ -205,7 +213,7 @@ class Controller:
         while self._queue and not self._busy and self.loaded and not self.closed and not self.done and life.awake:
             event = self._queue.popleft()
             if isinstance(event, ProgressSeen):
-                self.liaison.stepped(event.began_ago_s)
+                self.hear_step(event.began_ago_s)
             before = self.machine.state
             self.journal.append((life.now, event))
             actions = self.machine.handle(life.now, event)
@@ -213,6 +221,16 @@ class Controller:
             if not any(isinstance(action, Commit) for action in actions):
                 durable()
             self._carry_out(actions, durable, self._pump)
+
+    def hear_step(self, began_ago_s: float) -> None:
+        """A step that was begun so long ago has been completed."""
+        self.step_heard = max(self.step_heard, self._life.now - began_ago_s)
+        self.liaison.stepped(began_ago_s)
+
+    def feel_store(self, there: bool) -> None:
+        """The store is away, or back: doubts begin anew."""
+        self.unleased = dict.fromkeys(self.unleased, self._life.now)
+        self.liaison.store_there(there)
 
     def wake(self) -> None:
         """Its process goes on."""

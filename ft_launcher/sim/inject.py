@@ -153,6 +153,8 @@ def _end_zygote(world: World, agent: Agent) -> None:
     launch = world.launch
     if launch is not None and launch.step is not None and launch.step.frozen_at is None and agent.nursery.procs:
         launch.truth.platform = True
+    if launch is not None:
+        launch.shaken_at = world.clock.now
     agent.nursery.die("the zygote was killed by SIGKILL")
 
 
@@ -200,6 +202,8 @@ def _node(world: World, fault: Fault) -> str | None:
         held = any(proc.cycle == launch.truth.cycle for proc in agent.nursery.procs.values())
         world.troubled(world.clock.now + 2 * launch.ttl_s)
         launch.lose(host, host.silent)
+        if held:
+            world.expect_loss(launch, agent)
         if held and closed:
             launch.peers.lost_one(agent)
         elif held:

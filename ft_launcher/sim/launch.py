@@ -74,6 +74,7 @@ class Launch:
         self.live: dict[int, list[tuple[str, Proc]]] = {}
         self.unfit_since: dict[str, float] = {}
         self.lease_gone_at: dict[str, float] = {}
+        self.shaken_at = -1e9
         self.over = False
         self.stop_asked_at: float | None = None
         self._stop_from: set[str] = set()
@@ -112,6 +113,9 @@ class Launch:
     def start_agent(self, host: Host) -> None:
         """`ft-launch` starts on a machine, unless one of its own runs there already."""
         if not host.up or self.over or host.name in self.agents:
+            return
+        if host.frozen_until > self.clock.now:
+            self.clock.at(host.frozen_until, self.start_agent, host)
             return
         host.boots += 1
         options, setting = self.world.setting.options, self.world.setting
@@ -237,6 +241,8 @@ class Launch:
         self.live[proc.rank] = [(name, other) for name, other in self.live.get(proc.rank, ()) if other is not proc]
         ghost = self.ghosts.pop(proc.cycle, None)
         if ghost is not None:
+            if self.step is not None:
+                self.step.sync()
             ghost.freeze()
         if proc.cycle != self.truth.cycle:
             return

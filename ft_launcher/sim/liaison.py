@@ -92,7 +92,6 @@ class Liaison:
         self._nodes: dict[str, NodeInfo] = {}
         self._offer = offer
         self._turn = 0
-        self._ticks = 0
         self._timer: Ticket | None = None
         self._closed = False
 
@@ -151,9 +150,7 @@ class Liaison:
         if self._closed:
             return
         self._act(self._members.tick(self.life.now))
-        self._ticks += 1
-        if self._ticks % 4 == 0:
-            self._around.tell_progress()
+        self._around.tell_progress()
 
     def _keep_looking(self) -> None:
         if self._timer is None and not self._closed and self._members.doubtful():

@@ -21,6 +21,7 @@ VICTIM_STAMPS = (
     "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] Read error: Connection reset by peer",
     "torch.distributed.DistNetworkError: recvValue failed on socket: Broken pipe",
 )
+PROGRESS_EVERY_S = 1.0
 NO_STORE_STAMP = "torch.distributed.DistNetworkError: The client socket has failed to connect: Connection refused"
 NOT_MET_STAMP = "torch.distributed.DistStoreError: Timed out waiting for clients"
 
@@ -32,7 +33,7 @@ class Peers:
         self._launch = launch
         self._noise = launch.noise
         self._clock = launch.clock
-        self._told: dict[str, tuple[int, int]] = {}
+        self._told: dict[str, tuple[float, tuple[int, int]]] = {}
 
     def freeze(self) -> bool:
         """The lock-step stands still from now on; False when it did already."""
@@ -121,8 +122,9 @@ class Peers:
             return
         steps = step.steps()
         for agent in self.agents():
-            if steps and self._told.get(agent.name) != (cycle, steps):
-                self._told[agent.name] = (cycle, steps)
+            told_at, told = self._told.setdefault(agent.name, (self._clock.now - self._noise.random(), (0, 0)))
+            if steps and told != (cycle, steps) and self._clock.now - told_at >= PROGRESS_EVERY_S:
+                self._told[agent.name] = (self._clock.now, (cycle, steps))
                 agent.life.after(self._noise.uniform(0.0, 0.1), self._tell_progress, agent, cycle, steps)
 
     def _tell_progress(self, agent: Agent, cycle: int, steps: int) -> None:

@@ -35,6 +35,7 @@ class Presence:
         self.controller: Controller | None = None
         self.lease = 0
         self.joined = False
+        self.joined_at = 0.0
         self._launch = launch
         self._store: Etcd = launch.store
         self._blocked: set[str] = set()
@@ -72,7 +73,7 @@ class Presence:
         if not lease:
             self.agent.life.after(OWN_ID_S, self.join)
             return
-        self.lease, self.joined = lease, True
+        self.lease, self.joined, self.joined_at = lease, True, self.agent.life.now
         self._hold()
         host = self.agent.host
         self._watches = [self._store.watch(host, "job", self._on_job), self._store.watch(host, "leader", self._on_leader)]
@@ -159,7 +160,7 @@ class Presence:
 
     def _feel(self, there: bool) -> None:
         if self.controller is not None and (not there or self._store.reach_at(self.agent.host) <= self._launch.clock.now):
-            self.controller.liaison.store_there(there)
+            self.controller.feel_store(there)
 
     # -- reports --------------------------------------------------------------------------------------------------------------------------
 

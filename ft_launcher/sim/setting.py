@@ -85,7 +85,13 @@ class Setting:
         """The bound on becoming healthy or done once faults have stopped: every wait of the policy once, and what the platform needs for two restarts."""
         options, script = self.options, self.script
         waits = options.spare_wait_s + options.join_wait_s + options.reap_s + options.backoff_max_s + options.term_grace_s
-        return waits + options.exit_grace_s + 2 * script.setup_timeout_s + 3 * (script.load_s + script.step_timeout_s + script.save_timeout_s) + 1800
+        return (
+            waits
+            + options.exit_grace_s
+            + 2 * script.setup_timeout_s
+            + 3 * (script.load_s + script.step_timeout_s + script.save_timeout_s)
+            + 1800
+        )
 
 
 def setting_of(options: SimulateOptions) -> Setting:

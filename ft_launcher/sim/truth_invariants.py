@@ -81,6 +81,19 @@ def hangs_are_real(step: JobStep) -> str | None:
     return None
 
 
+def the_hanging_are_blamed(step: JobStep) -> str | None:
+    """A hang is charged to a rank that stands still by itself, on a machine that does, or to nobody."""
+    launch, truth = step.launch, step.launch.truth
+    for action in step.actions:
+        if not isinstance(action, RecordDecision) or action.cause != "hang" or action.culprit is None or not truth.hung:
+            continue
+        host = launch.world.host(str(action.culprit["node"]))
+        stands = max(host.frozen_until, host.isolated_until) > launch.clock.now - HEARD_S
+        if action.culprit["rank"] not in truth.hung | truth.hurt and not stands:
+            return f"rank {action.culprit['rank']} is blamed for a hang of rank {min(truth.hung)}: {action.reason}"
+    return None
+
+
 def only_slow_nodes_are_given_up(step: JobStep) -> str | None:
     """A live node is declared lost for not clearing a cycle only when it had something to clear, or could not be heard."""
     now = step.launch.clock.now
@@ -160,6 +173,7 @@ TRUTH: tuple[JobInvariant, ...] = (
     a_start_needs_live_nodes,
     the_guilty_are_blamed,
     hangs_are_real,
+    the_hanging_are_blamed,
     only_slow_nodes_are_given_up,
     healthy_hardware_is_enough,
     unfit_nodes_are_not_waited_for,

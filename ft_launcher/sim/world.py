@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from ft_launcher.core.membership import Rules
 from ft_launcher.core.state import Phase
 from ft_launcher.errors import BugError
 from ft_launcher.sim import end_invariants, inject
@@ -33,6 +34,7 @@ from ft_launcher.sim.truth_invariants import TRUTH
 JOB_CHECKS = (*JOB, *TRUTH, *MEMBERSHIP)
 LOOK_S = 15.0
 """After the faults the world looks this often whether the job is healthy."""
+NOTICED_S = 10.0
 CALM_S = 60.0
 """So long after the last trouble of the platform everything that was heard late has been heard."""
 
@@ -48,6 +50,7 @@ class World:
         self.storage = Storage()
         self.lessons = Lessons(setting.script)
         self.calm_since = 0.0
+        self.troubles = 0
         self._learning = 0
         self.trace = Trace()
         self.tally = Tally()
@@ -166,30 +169,59 @@ class World:
     def troubled(self, until: float) -> None:
         """The platform is disturbed until then: what takes longer than usual meanwhile is no wonder."""
         self.calm_since = max(self.calm_since, until)
+        self.troubles += 1
 
     # -- hangs and lessons ------------------------------------------------------------------------------------------------------------------
 
     def expect_end(self, launch: Launch) -> None:
         """The training stands still: its cycle must end within the limit of where it stands, and a bound."""
         step = launch.step
-        if step is None or not self.setting.script.client:
-            return
-        page = step.page()
-        script = self.setting.script
-        limit_s = {"step": script.step_timeout_s, "checkpointing": script.save_timeout_s}.get(page.section or "", script.setup_timeout_s)
-        self.clock.after(limit_s + CALM_S, self._still_there, launch, step, limit_s)
+        if step is not None and self.setting.script.client:
+            self.clock.after(self._limit_s(step) + CALM_S, self._still_there, launch, step)
 
-    def _still_there(self, launch: Launch, step: LockStep, limit_s: float) -> None:
-        now, truth = self.clock.now, launch.truth
+    def _limit_s(self, step: LockStep) -> float:
+        """What the user has allowed where it stands; nothing learned exceeds it."""
+        script = self.setting.script
+        return {"step": script.step_timeout_s, "checkpointing": script.save_timeout_s}.get(
+            step.page().section or "", script.setup_timeout_s
+        )
+
+    def _still_there(self, launch: Launch, step: LockStep) -> None:
+        now, truth, limit_s = self.clock.now, launch.truth, self._limit_s(step)
         if launch.over or launch.step is not step or launch.state.phase is not Phase.RUNNING or launch.state.cycle != truth.cycle:
             return
         if truth.since is None or step.complete:
             return
         due_at = max(truth.since + limit_s, self.calm_since + limit_s, launch.gov.since) + CALM_S
         if due_at > now:
-            self.clock.at(due_at + 0.1, self._still_there, launch, step, limit_s)
+            self.clock.at(due_at + 0.1, self._still_there, launch, step)
         elif launch.peers.agents():
             self._violated("hangs_are_ended", f"cycle {truth.cycle} has stood still for {now - truth.since:.0f} s, {limit_s:g} s allowed")
+
+    def expect_loss(self, launch: Launch, agent: Agent) -> None:
+        """An agent that held ranks is gone: the others must notice."""
+        self.clock.after(
+            2 * launch.ttl_s + NOTICED_S,
+            self._noticed,
+            launch,
+            agent,
+            launch.truth.cycle,
+            (self.troubles, self.clock.now + 2 * launch.ttl_s),
+        )
+
+    def _noticed(self, launch: Launch, agent: Agent, cycle: int, mark: tuple[int, float]) -> None:
+        """Within two lease times; where nobody else can be asked or something else has gone wrong, within all the patience that there is."""
+        job, ttl_s = launch.state, launch.ttl_s
+        if launch.over or job.phase is not Phase.RUNNING or job.cycle != cycle or job.incarnations.get(agent.name) != agent.incarnation:
+            return
+        witnesses = sum(a.live and a.life.awake for a in launch.agents.values())
+        if self.troubles > mark[0] or self.calm_since > mark[1] or witnesses < 2:
+            due_at = max(self.calm_since, self.clock.now) + (Rules(ttl_s).patience + 2) * ttl_s + NOTICED_S
+            self.clock.at(due_at, self._noticed, launch, agent, cycle, (self.troubles, self.calm_since))
+        else:
+            self._violated(
+                "the_gone_are_noticed", f"{agent.name} is gone for {2 * ttl_s + NOTICED_S:g} s or more, and cycle {cycle} still runs"
+            )
 
     def learn(self, cycle: int) -> None:
         """Lessons are taken as long as they teach something."""
@@ -198,7 +230,13 @@ class World:
 
     def _take_lesson(self, cycle: int, turn: int) -> None:
         step = self.launch.step if self.launch is not None else None
-        if step is None or turn != self._learning or self.launch is None or cycle != self.launch.truth.cycle or not self.setting.script.learn:
+        if (
+            step is None
+            or turn != self._learning
+            or self.launch is None
+            or cycle != self.launch.truth.cycle
+            or not self.setting.script.learn
+        ):
             return
         self.lessons.listen(step)
         if step.stepping and (wait_s := self.lessons.next_s()) is not None:

@@ -1,6 +1,5 @@
 """A forked rank against `python script.py`: the same little script under both, the same end and the same text wanted. No torch: every case is milliseconds."""
 
-# ruff: noqa: E501  little scripts read best as they are
 from __future__ import annotations
 
 import os

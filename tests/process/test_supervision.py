@@ -1,6 +1,5 @@
 """Who dies with whom, and that every end is told: real processes, real signals."""
 
-# ruff: noqa: E501  little scripts read best as they are
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """Ranks forked from a process that has imported torch: what users of torch do, compared with a fresh interpreter where the text can be compared."""
 
-# ruff: noqa: E501  little scripts read best as they are
 from __future__ import annotations
 
 import json

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -18,7 +19,7 @@ from ft_launcher.sim import faults, inject
 from ft_launcher.sim.main import as_json, command, goodput, run
 from ft_launcher.sim.setting import setting_of
 from ft_launcher.sim.shrink import shrink
-from tests.sim.worlds import calm, ran, small
+from tests.sim.worlds import calm, ran, rough, small
 
 SEEDS = 90
 
@@ -45,6 +46,52 @@ def test_one_node_like_the_embedded_store() -> None:
     for seed in range(40):
         world = ran(calm(small(seed, nodes=1, faults="crash=200,exit=100,stall=50,slowreap=100,spares=0,aftershock=0.5")))
         assert not world.violations, f"seed {seed}: {world.violations[0]}"
+
+
+def test_rough_worlds_break_nothing_and_meet_everything() -> None:
+    successions = kept = refused = 0
+    met: Counter[str] = Counter()
+    for seed in range(20):
+        world = ran(rough(seed))
+        assert not world.violations, f"seed {seed}: {world.violations[0]}"
+        successions, kept, refused = successions + world.tally.successions, kept + world.tally.kept, refused + world.storage.refused
+        met += world.tally.faults + Counter(f"rule {cause}" for cause in world.tally.causes.elements())
+    assert {"cut", "freeze", "stall", "outage", "lossy", "slow", "node", "hang", "rule node", "rule hang"} <= met.keys()
+    assert successions > 100, "controllers are lost too rarely to prove anything"
+    assert kept > 50, "nodes without a lease are met too rarely"
+    assert refused > 0, "no superseded cycle has tried to commit a checkpoint"
+
+
+@pytest.mark.parametrize("learn", [True, False])
+def test_slow_is_not_hung(learn: bool) -> None:
+    for seed in range(6):
+        setting = small(seed, faults="slow=3000,spares=0")
+        world = ran(replace(setting, script=replace(setting.script, step_s=0.4, learn=learn)))
+        assert not world.violations, f"seed {seed}: {world.violations[0]}"
+        assert world.tally.faults["slow"] > 20
+        assert world.tally.restarts == 0
+
+
+def test_what_is_learned_finds_hangs_sooner_than_the_fixed_timeout() -> None:
+    from ft_launcher.sim import script
+
+    text = "world ranks=4 nodes=2 hours=2 script.step_s=0.2 script.save_s=0.1 script.learn={}\nat 3600 hang rank=3"
+    learned, fixed = (ran(script.read(text.format(learn))) for learn in (1, 0))
+    assert not learned.violations + fixed.violations
+    assert [world.tally.causes["hang"] for world in (learned, fixed)] == [1, 1]
+    found_at = [next(t for t, who, text in world.trace.story if "hangs:" in text) for world in (learned, fixed)]
+    assert found_at[0] - 3600 < 60
+    assert 179 < found_at[1] - 3600 < 181
+
+
+def test_a_lost_controller_costs_what_its_own_ranks_cost() -> None:
+    from ft_launcher.sim import script
+
+    kill = "\n".join(f"at {at} node node=-1 closed={at // 600 % 2} returns=60" for at in range(600, 3600, 600))
+    world = ran(script.read(f"world ranks=4 nodes=2 spares=6 hours=1.5 seed=5\n{kill}"))
+    assert not world.violations, world.violations[0]
+    assert world.tally.successions == 5
+    assert world.tally.restarts == world.tally.spares_used == world.tally.causes["node"] < 5, "some held no rank: then nothing restarts"
 
 
 def test_without_faults_nothing_is_lost() -> None:
