@@ -67,6 +67,7 @@ class _Member:
     suspect_since: float | None = None
     quiet_since: float | None = None
     asked_at: float | None = None
+    answered_at: float | None = None
     told: set[str] = field(default_factory=set)
 
 
@@ -97,6 +98,7 @@ class Membership:
             return []
         member.leased = False
         member.suspect_since = now
+        member.quiet_since = None  # what was silence while it had a lease is none to count
         return self._ask(now, node_id, member)
 
     def store_away(self, now: float) -> None:
@@ -170,7 +172,7 @@ class Membership:
     def _answered(self, now: float, node_id: str, member: _Member) -> list[Finding]:
         member.broken, member.met = False, True
         member.refused_by.clear()
-        member.quiet_since, member.asked_at = None, now
+        member.quiet_since, member.asked_at, member.answered_at = None, now, now
         if member.suspect_since is None:
             return []
         if self._all_suspect():
@@ -191,10 +193,9 @@ class Membership:
         quiet_s = now - member.quiet_since
         since = member.suspect_since if member.suspect_since is not None else member.quiet_since
         limit_s = self.rules.patience * self.rules.ttl_s
-        if now - since > limit_s:
-            return self._lose(
-                node_id, f"no lease and no answer for {now - since:.1f} s ({self.rules.patience} x TTL {self.rules.ttl_s:g} s)"
-            )
+        unheard_s = now - max(since, member.answered_at if member.answered_at is not None else since)
+        if unheard_s > limit_s:
+            return self._lose(node_id, f"no lease and no answer for {unheard_s:.1f} s ({self.rules.patience} x TTL {self.rules.ttl_s:g} s)")
         if quiet_s < self.rules.silent_s:
             return []
         if self._step_began_at is not None and self._step_began_at > since:

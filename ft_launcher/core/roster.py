@@ -42,10 +42,8 @@ class Roster:
         return given is not None and node.node_id in placed(state) and node.node_id not in state.lost and given != node.incarnation
 
     def leave(self, node_id: str, state: JobState) -> None:
-        """Forget a node. What a placed one has reported stays evidence until the cycle is settled."""
+        """Forget a node. What it has reported stays: evidence of a placed one, and should the same agent come back, it will not say it again."""
         self.nodes.pop(node_id, None)
-        if node_id not in placed(state):
-            self.reports.pop(node_id, None)
 
     def stale(self, report: NodeReport, state: JobState) -> bool:
         """True for a report of another generation, an overtaken one, or one of an old cycle from a node that holds ranks."""
@@ -84,7 +82,7 @@ class Roster:
 
     def holes(self, state: JobState) -> dict[str, str]:
         """Nodes that cannot take ranks, and why: lost placed ones, and any that says it is unfit."""
-        unfit = {r.node_id: r.unfit for r in self.reports.values() if r.unfit}
+        unfit = {r.node_id: r.unfit for r in self.reports.values() if r.unfit and (r.node_id in self.nodes or r.node_id in placed(state))}
         return unfit | {n: why for n, why in state.lost.items() if n in placed(state) and not self.ready(n, state)}
 
     def ready(self, node_id: str, state: JobState) -> bool:

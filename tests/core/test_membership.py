@@ -221,3 +221,22 @@ def test_two_lost_at_once_are_both_lost_though_all_members_are_suspect() -> None
             found += world.reply(node, Reply.SILENT)
         found += world.after(0.5).tick()
     assert sorted(lost(found)) == ["a", "b"]
+
+
+def test_a_node_that_has_answered_all_along_is_not_lost_by_one_silence() -> None:
+    """Simulation seed 21: cut off from the store for more than ten lease times, then one other agent does not reach it."""
+    world = World("a", "b", ttl_s=1.0)
+    world.members.lease_gone(world.now, "a")
+    for _ in range(40):
+        world.after(0.5).reply("a", Reply.ANSWERED)
+    world.after(0.1)
+    assert lost(world.reply("a", Reply.SILENT)) == []
+
+
+def test_silence_while_the_lease_held_does_not_count_afterwards() -> None:
+    world = World("a", "b")
+    world.members.disconnected(world.now, "a")
+    world.reply("a", Reply.SILENT)
+    world.after(5)
+    world.members.lease_gone(world.now, "a")
+    assert lost(world.after(0.5).tick()) == []
