@@ -223,6 +223,7 @@ class Launch:
         for host in self.world.hosts:
             if host.isolated_until > self.clock.now and job.placement is not None and host.name in job.placement.nodes:
                 step.hold(f"{host.name} isolated")
+                self.clock.at(host.isolated_until, step.release, f"{host.name} isolated")
         lessons = self.world.lessons
         step.node_started(Calls(lambda: self._first_step(cycle), lambda: self.peers.complete(cycle)))
         if step.met:

@@ -104,46 +104,64 @@ class Node:
         """What this agent has said (not a predecessor of the same id)."""
         return self.err.read_bytes()[self.began_at :].decode(errors="replace")
 
-    def tree(self) -> list[int]:
-        """The agent and everything below it, the agent first."""
+    def processes(self) -> list[psutil.Process]:
+        """The agent and everything below it, the agent first; none once it has ended, for its number may be somebody else's by then."""
+        if not self.running():
+            return []
         try:
-            return [self.pid, *(p.pid for p in psutil.Process(self.pid).children(recursive=True))]
+            agent = psutil.Process(self.pid)
+            return [agent, *agent.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
+
+    def tree(self) -> list[int]:
+        """Their pids."""
+        return [process.pid for process in self.processes()]
+
+    def zygote(self) -> psutil.Process:
+        """NoSuchProcess where there is none."""
+        if not self.running():
+            raise psutil.NoSuchProcess(self.pid)
+        children = psutil.Process(self.pid).children()
+        if not children:
+            raise psutil.NoSuchProcess(self.pid)
+        return children[0]
 
     def ranks(self) -> list[int]:
         """The pids of the ranks that run here."""
         found = []
-        for pid in self.tree()[1:]:
+        for process in self.processes()[1:]:
             with suppress(psutil.Error):
-                if "[rank " in " ".join(psutil.Process(pid).cmdline()):
-                    found.append(pid)
+                if "[rank " in " ".join(process.cmdline()):
+                    found.append(process.pid)
         return found
 
-    def signal_tree(self, number: int, pids: Sequence[int] | None = None) -> list[int]:
-        """All at once, as far as that goes."""
-        pids = self.tree() if pids is None else pids
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
-        return list(pids)
+    @staticmethod
+    def signal_all(processes: Sequence[psutil.Process], number: int) -> None:
+        """All at once, as far as that goes. psutil refuses a number that has become another process's."""
+        for process in processes:
+            with suppress(psutil.Error):
+                process.send_signal(number)
 
     def power_off(self) -> None:
         """The whole node ends, without a word."""
-        self.signal_tree(signal.SIGSTOP)
-        self.signal_tree(signal.SIGKILL)
+        processes = self.freeze()
+        self.signal_all(processes, signal.SIGKILL)
 
-    def freeze(self) -> list[int]:
-        return self.signal_tree(signal.SIGSTOP)
+    def freeze(self) -> list[psutil.Process]:
+        """Stop everything; what is returned wakes it up again with `thaw`."""
+        processes = self.processes()
+        self.signal_all(processes, signal.SIGSTOP)
+        return processes
 
-    def thaw(self, pids: Sequence[int]) -> None:
-        self.signal_tree(signal.SIGCONT, pids)
+    def thaw(self, processes: Sequence[psutil.Process]) -> None:
+        self.signal_all(processes, signal.SIGCONT)
 
     def kill_agent(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
+        self.process.send_signal(signal.SIGKILL)
 
     def terminate(self) -> None:
-        os.kill(self.pid, signal.SIGTERM)
+        self.process.send_signal(signal.SIGTERM)
 
     def wait(self, timeout_s: float = PATIENCE_S) -> int:
         try:
@@ -156,8 +174,9 @@ class Node:
 
     def end(self) -> None:
         """Whatever state it is in."""
-        pids = self.tree()
-        self.signal_tree(signal.SIGKILL, pids)
+        processes = self.processes()
+        pids = [process.pid for process in processes]
+        self.signal_all(processes, signal.SIGKILL)
         self.process.wait()
         assert gone(pids, 20), f"left of {self.node_id}: {[p for p in pids if alive(p)]}"
 
@@ -243,7 +262,9 @@ class Cluster:
 
     def signal_rank(self, rank: int, number: int = signal.SIGKILL) -> None:
         """To the newest process of a rank."""
-        os.kill([x["pid"] for x in self.life() if x["rank"] == rank][-1], number)
+        process = psutil.Process([x["pid"] for x in self.life() if x["rank"] == rank][-1])
+        assert f"[rank {rank}]" in " ".join(process.cmdline()), "its number is another process's by now"
+        process.send_signal(number)
 
     def until_said(self, node_id: str, text: str, within_s: float = PATIENCE_S) -> str:
         node = self[node_id]

@@ -148,7 +148,7 @@ def test_a_crash_during_an_outage_ends_with_69_after_the_timeout(make: Make, etc
 
 def test_a_slow_store_disturbs_nobody(make: Make, shared_etcd: EtcdServer, detour: Way) -> None:
     job, way = make(), detour(shared_etcd.endpoint)
-    way.slow(0.15)
+    way.slow(0.08)
     job.start("n0", "n1", way=way)
     job.until_step(0)
     job.add_spares("s0", way=way)

@@ -108,16 +108,13 @@ class Storm:
         if ranks:
             os.kill(self.random.choice(ranks), signal.SIGSTOP)
 
-    def zygote(self, node: Node) -> int:
-        return psutil.Process(node.pid).children()[0].pid
-
     def kill_zygote(self, node: Node) -> None:
         """Beyond a bound the node counts as unfit from then on: its agent is started anew some time later."""
-        os.kill(self.zygote(node), signal.SIGKILL)
+        node.zygote().kill()
         self.hurts(node.node_id, 6, self.revive(node))
 
     def stop_zygote(self, node: Node) -> None:
-        os.kill(self.zygote(node), signal.SIGSTOP)
+        node.zygote().suspend()
         self.hurts(node.node_id, 6, self.revive(node))
 
     def kill_agent(self, node: Node) -> None:
@@ -134,8 +131,8 @@ class Storm:
             self.power_off(self.job[leader])
 
     def freeze(self, node: Node) -> None:
-        pids = node.freeze()
-        self.hurts(node.node_id, self.random.choice((0.5, 2, 5, 9)), lambda: node.thaw(pids))
+        frozen = node.freeze()
+        self.hurts(node.node_id, self.random.choice((0.5, 2, 5, 9)), lambda: node.thaw(frozen))
 
     def cut(self, node: Node) -> None:
         way = self.ways[node.node_id]
