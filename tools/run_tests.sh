@@ -10,12 +10,31 @@ FT_ETCD="$(tools/etcd.sh)" || exit 1
 export FT_ETCD
 export FT_TEST_CHECK_TREE="${FT_TEST_CHECK_TREE:-1}"
 
-# Exit 5 is "no test selected": fine for one half, not for both.
-"$python" -m pytest -q -n "${FT_TEST_WORKERS:-2}" -m "not serial and not soak and not gpu" "$@"
-parallel=$?
-serially=(-n "${FT_TEST_WORKERS:-2}" --dist loadfile)
+# One half: all that is selected; what failed is run once more, alone and one after the other, and only what fails again counts (a machine that is busy with something
+# else makes a process test late, not wrong). Both results are printed.
+half() { # half WHICH PYTEST-OPTIONS...
+  local which="$1" code
+  shift
+  "$python" -m pytest -q -m "$which and not soak and not gpu" "$@"
+  code=$?
+  if [ "$code" = 1 ]; then
+    echo "$which: what failed is run once more, alone"
+    "$python" -m pytest -q --last-failed --last-failed-no-failures none -m "$which and not soak and not gpu" "${arguments[@]}"
+    code=$?
+    [ "$code" = 5 ] && code=1 # no test had failed: something was left behind
+  fi
+  return "$code"
+}
+
+arguments=("$@")
+workers="${FT_TEST_WORKERS:-2}"
+serially=(-n "$workers" --dist loadfile)
 [ "${FT_TEST_SERIAL:-0}" = 1 ] && serially=()
-"$python" -m pytest -q "${serially[@]}" -m "serial and not soak and not gpu" "$@"
+
+# Exit 5 is "no test selected": fine for one half, not for both.
+half "not serial" -n "$workers" "$@"
+parallel=$?
+half "serial" "${serially[@]}" "$@"
 serial=$?
 
 if [ "$parallel" = 5 ] && [ "$serial" = 5 ]; then echo "no test was selected" >&2; exit 5; fi

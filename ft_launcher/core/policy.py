@@ -57,7 +57,9 @@ def charge_progress(evidence: Evidence) -> Budgets:
     """Fold this cycle's progress into the budgets: further than ever before clears what counts failures in a row."""
     budgets, progress = evidence.state.budgets, evidence.progress()
     known = budgets.client_known or any(p.client for p in progress.values())
-    iteration, steps = evidence.iteration(), evidence.steps()
+    attached = sum(p.client for p in progress.values())
+    whole = attached >= budgets.clients  # some had not attached yet when it ended: what the others reached is not what all did
+    iteration, steps = (evidence.iteration(), evidence.steps()) if whole else (None, 0)
     further = steps > budgets.best_steps or any(p.saved for p in progress.values())
     if iteration is not None:
         further = budgets.best_iteration is None or iteration > budgets.best_iteration
@@ -66,6 +68,7 @@ def charge_progress(evidence: Evidence) -> Budgets:
     return replace(
         budgets,
         client_known=known,
+        clients=max(attached, budgets.clients),
         best_iteration=best,
         best_steps=max(steps, budgets.best_steps),
         stuck_cycles=0 if further or not known else budgets.stuck_cycles + 1,

@@ -89,6 +89,7 @@ class Budgets:
     """What has been used up, over the whole generation; survives controllers and nodes.
 
     `best_iteration`: the highest iteration that all ranks of a cycle reached. `best_steps`: the most steps one cycle completed (scripts without absolute iterations).
+    `clients`: the most ranks that had a client in one cycle.
     `stuck_cycles`: cycles in a row that went no further. `failures_in_a_row`: consecutive ends without progress since, what backoff grows with.
     """
 
@@ -99,6 +100,7 @@ class Budgets:
     stuck_cycles: int = 0
     failures_in_a_row: int = 0
     client_known: bool = False
+    clients: int = 0
     node_failures: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -111,6 +113,7 @@ class Budgets:
             "stuck_cycles": self.stuck_cycles,
             "failures_in_a_row": self.failures_in_a_row,
             "client_known": self.client_known,
+            "clients": self.clients,
             "node_failures": dict(self.node_failures),
         }
 

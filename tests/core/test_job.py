@@ -10,7 +10,7 @@ import pytest
 from ft_launcher.core import job as job_module
 from ft_launcher.core.actions import Commit, RecordRecovery, SetTimer
 from ft_launcher.core.events import JobEvent, NodeJoined, NodeLost, ProgressSeen, ReportReceived, Timer, TimerFired
-from ft_launcher.core.evidence import Address, NodeInfo, NodeReport, RankError
+from ft_launcher.core.evidence import Address, NodeInfo, NodeReport, RankError, RankProgress
 from ft_launcher.core.job import JobMachine
 from ft_launcher.core.state import JobState, Outcome, Phase
 from tests.core.machines import Job
@@ -500,3 +500,15 @@ def test_too_few_spares_and_a_returning_node_together_fill_two_holes() -> None:
     assert job.state.phase is Phase.RUNNING
     assert job.state.placement is not None
     assert job.state.placement.nodes == ("n0", "n1", "s1")
+
+
+def test_what_the_fastest_reached_before_all_had_attached_is_no_progress_to_beat() -> None:
+    job = Job(max_restarts=10, no_progress_cycles=2)
+    job.start()
+    job.exit("n0", 1, code=1)
+    job.clear("n0", iteration=10, client=True)
+    job.forked()
+    job.exit("n0", 1, code=1)
+    fast = {0: RankProgress(900, 5, "step", 0.1, True), **{r: RankProgress(None, 0, None, 0.1, False) for r in (1, 2, 3)}}
+    job.clear("n0", progress=fast)
+    assert job.state.budgets.best_iteration == 10
