@@ -35,7 +35,12 @@ _left = pytest.StashKey[list[str]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     _become_subreaper()
-    for marker in ("serial: starts processes, sends signals or measures; run one by one", "soak: takes minutes", "gpu: needs a GPU"):
+    for marker in (
+        "serial: starts processes, sends signals or measures; run one by one",
+        "alone: may kill everything below its own process, as an agent does: never beside tests that keep a server",
+        "soak: takes minutes",
+        "gpu: needs a GPU",
+    ):
         config.addinivalue_line("markers", marker)
     if not _is_worker(config):
         os.environ[MARK] = f"{os.getpid()}.{time.time_ns()}"
@@ -47,6 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(here) and item.path.relative_to(here).parts[0] in SERIAL_FOLDERS:
             item.add_marker("serial")
+            if item.path.relative_to(here).parts[0] == "process":
+                item.add_marker("alone")
         if item.get_closest_marker("gpu") and not Path("/dev/nvidiactl").exists():
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU on this machine"))
 

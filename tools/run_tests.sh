@@ -34,11 +34,13 @@ serially=(-n "$workers" --dist loadfile)
 # Exit 5 is "no test selected": fine for one half, not for both.
 half "not serial" -n "$workers" "$@"
 parallel=$?
-half "serial" "${serially[@]}" "$@"
+half "serial and not alone" "${serially[@]}" "$@"
 serial=$?
+half "alone" "$@"
+alone=$?
 
-if [ "$parallel" = 5 ] && [ "$serial" = 5 ]; then echo "no test was selected" >&2; exit 5; fi
-[ "$parallel" = 5 ] && parallel=0
-[ "$serial" = 5 ] && serial=0
-[ "$parallel" = 0 ] && exit "$serial"
-exit "$parallel"
+if [ "$parallel$serial$alone" = 555 ]; then echo "no test was selected" >&2; exit 5; fi
+for code in "$parallel" "$serial" "$alone"; do
+  [ "$code" = 0 ] || [ "$code" = 5 ] || exit "$code"
+done
+exit 0
