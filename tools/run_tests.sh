@@ -10,23 +10,12 @@ FT_ETCD="$(tools/etcd.sh)" || exit 1
 export FT_ETCD
 export FT_TEST_CHECK_TREE="${FT_TEST_CHECK_TREE:-1}"
 
-# One half: all that is selected; what failed is run once more, alone and one after the other, and only what fails again counts (a machine that is busy with something
-# else makes a process test late, not wrong). Both results are printed.
 half() { # half WHICH PYTEST-OPTIONS...
-  local which="$1" code
+  local which="$1"
   shift
   "$python" -m pytest -q -m "$which and not soak and not gpu" "$@"
-  code=$?
-  if [ "$code" = 1 ]; then
-    echo "$which: what failed is run once more, alone"
-    "$python" -m pytest -q --last-failed --last-failed-no-failures none -m "$which and not soak and not gpu" "${arguments[@]}"
-    code=$?
-    [ "$code" = 5 ] && code=1 # no test had failed: something was left behind
-  fi
-  return "$code"
 }
 
-arguments=("$@")
 workers="${FT_TEST_WORKERS:-2}"
 serially=(-n "$workers" --dist loadfile)
 [ "${FT_TEST_SERIAL:-0}" = 1 ] && serially=()
