@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ft_launcher.core.evidence import Blame, Hang, NodeReport, RankExit, RankProgress, says_peer_lost, signal_name
+from ft_launcher.core.placement import Spare
+from ft_launcher.core.rerun_report import RerunFinding
 from ft_launcher.core.state import Culprit, JobState, Options
 from ft_launcher.core.topology import Topology
 
@@ -41,7 +43,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that is known of a cycle when it is settled. `reports` hold one cumulative report for each node that still answers; `lost` the others."""
+    """All that is known of a cycle when it is settled. `reports` hold one cumulative report for each node that still answers; `lost` the others.
+
+    `spares` could take a node's place now; `devices` are the nodes' stable device names by slot; `labels` what users said of nodes.
+    """
 
     state: JobState
     topology: Topology
@@ -50,6 +55,9 @@ class Evidence:
     arrivals: Mapping[str, int]
     lasted_s: float
     lost: Mapping[str, str] = field(default_factory=dict)
+    spares: Sequence[Spare] = ()
+    devices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def failures(self) -> list[Failure]:
         """Every failure of a rank's own, first cause first. Victims are behind all others."""
@@ -80,6 +88,11 @@ class Evidence:
     def exits(self) -> dict[int, RankExit]:
         """Every recorded exit by rank."""
         return {rank: e for r in self.reports for rank, e in r.exits.items()}
+
+    def reruns(self) -> dict[int, RerunFinding]:
+        """What each rank's rerun machine said last, in rank order."""
+        found = {rank: finding for r in self.reports for rank, finding in r.reruns.items()}
+        return dict(sorted(found.items()))
 
     def unfit(self) -> dict[str, str]:
         """Nodes that cannot take ranks any more, and why."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ft_launcher.core.evidence import Address, Hang, NodeInfo, NodeReport, RankError, RankProgress
+from ft_launcher.core.rerun_report import RerunFinding
 from ft_launcher.core.state import JobState
 
 
@@ -140,20 +141,22 @@ class HangFound:
 
 @dataclass(frozen=True, slots=True)
 class RanksReaped:
-    """Nothing of the cycle is left on this node, except `left` (pids that cannot be killed)."""
+    """Nothing of the cycle is left on this node, except `left` (pids that cannot be killed). `reruns`: what ranks said of their results on their pages."""
 
     cycle: int
     left: tuple[int, ...]
     seconds: float
     progress: Mapping[int, RankProgress] = field(default_factory=dict)
+    reruns: Mapping[int, RerunFinding] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorsRead:
-    """What failed ranks said of themselves has been read from their files (possibly nothing)."""
+    """What failed ranks said of themselves has been read from their files (possibly nothing). `reruns`: what the tracker file of rejected results says of them."""
 
     cycle: int
     errors: Mapping[int, RankError]
+    reruns: Mapping[int, RerunFinding] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from ft_launcher.core.rerun_report import RerunFinding, by_rank
+
 NO_CYCLE = -1
 """The cycle number before the first: what a node reports when it is ready and has run nothing yet."""
 
@@ -206,7 +208,8 @@ class NodeReport:
     """Everything one node knows about one cycle; `sequence` grows with every report of that node.
 
     `reaped`: nothing of the cycle is alive on the node and its devices are free: the acknowledgement. `standby`: the store that waits for the next cycle.
-    `unfit`: why this node cannot take ranks any more. `signals`: stop signals its agent has received, oldest first. `incarnation`: see NodeInfo.
+    `unfit`: why this node cannot take ranks any more. `signals`: stop signals its agent has received, oldest first. `incarnation`: see NodeInfo. `reruns`: the last
+    word of each rank's rerun machine.
     """
 
     node_id: str
@@ -224,6 +227,7 @@ class NodeReport:
     unfit: str | None = None
     signals: tuple[int, ...] = ()
     incarnation: str = ""
+    reruns: Mapping[int, RerunFinding] = field(default_factory=lambda: EMPTY)
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON."""
@@ -243,6 +247,7 @@ class NodeReport:
             "unfit": self.unfit,
             "signals": list(self.signals),
             "incarnation": self.incarnation,
+            "reruns": [finding.to_json() for finding in self.reruns.values()],
         }
 
     @classmethod
@@ -256,6 +261,7 @@ class NodeReport:
             "progress": {int(rank): RankProgress.from_json(p) for rank, p in doc["progress"].items()},
             "standby": Address(*doc["standby"]) if doc["standby"] else None,
             "signals": tuple(doc["signals"]),
+            "reruns": by_rank([RerunFinding.from_json(f) for f in doc.get("reruns", ())]),
         }
         return cls(**{**doc, **nested})
 

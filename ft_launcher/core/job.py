@@ -12,11 +12,11 @@ from typing import Any
 
 from ft_launcher.core.actions import Commit, JobAction, RecordRecovery, Say, SetTimer
 from ft_launcher.core.causes import Evidence
+from ft_launcher.core.decision import NOT_ENOUGH_NODES, RERUN_ELSEWHERE, RESULT_REJECTED, Decision
 from ft_launcher.core.events import JobEvent, NodeJoined, NodeLost, ProgressSeen, ReportReceived, Timer, TimerFired
 from ft_launcher.core.evidence import Address, NodeReport, signal_name
 from ft_launcher.core.machine import IGNORE, Story, total
 from ft_launcher.core.placement import Placement
-from ft_launcher.core.policy import NOT_ENOUGH_NODES, RERUN_ELSEWHERE, RESULT_REJECTED, Decision
 from ft_launcher.core.roster import Roster, placed
 from ft_launcher.core.run import Run
 from ft_launcher.core.settle import settle
@@ -209,14 +209,14 @@ class JobMachine:
             return []
         evidence = self._evidence()
         decision, record = settle(evidence, self._now - self._ended_at)
-        self._become(budgets=decision.budgets, reason=decision.reason)
+        self._become(budgets=decision.budgets, reason=decision.reason, **_rerun_changes(decision))
         if decision.verdict is not None:
             return [*self._conclude(decision.verdict), record]
         lost = dict(self.state.lost) | {n: self.state.lost.get(n) or evidence.unfit().get(n) or decision.reason for n in decision.replaced}
-        ruled_out = dict(self.state.ruled_out) | {
-            n: self.state.incarnations.get(n, "") for n in decision.replaced if n not in self.state.lost
-        }
-        self._become(phase=Phase.PAUSED, restart_reason=decision.reason, lost=lost, ruled_out=ruled_out)
+        barred = [n for n in decision.replaced if decision.ruled_out and n not in self.state.lost]
+        ruled_out = dict(self.state.ruled_out) | {n: self.state.incarnations.get(n, "") for n in barred}
+        placement = decision.placement or self.state.placement
+        self._become(phase=Phase.PAUSED, restart_reason=decision.reason, lost=lost, ruled_out=ruled_out, placement=placement)
         self._not_before = self._now + decision.delay_s
         return [*(self._try_start() or self._pause(decision)), record]
 
@@ -355,6 +355,9 @@ class JobMachine:
             arrivals=dict(self.roster.arrivals),
             lasted_s=self._ended_at - self._run.started_at,
             lost=self.state.lost,
+            spares=self.roster.spares(self.state),
+            devices=self.roster.devices,
+            labels=self.roster.labels,
         )
 
     def validate(self) -> None:
@@ -362,6 +365,12 @@ class JobMachine:
         wrong = what_is_wrong(self.state, self.topology, self.options)
         if wrong is not None:
             raise self._story.bug(wrong)
+
+
+def _rerun_changes(decision: Decision) -> dict[str, Any]:
+    """The rerun's part of the state, where a decision is about wrong numbers."""
+    change = decision.rerun
+    return {} if change is None else {"hardware": change.hardware, "rerun": change.dispute, "rerun_verdict": change.verdict}
 
 
 EDGES: dict[Phase, frozenset[Phase]] = {

@@ -157,7 +157,7 @@ class NodeMachine:
     def _skip(self, job: JobState, **found: Any) -> list[NodeAction]:
         """Answer for a cycle that was never started here: there is nothing to clear."""
         self.cycle = job.cycle
-        nothing = {"started": False, "exits": {}, "hangs": {}, "progress": {}, "platform_fault": None, "reap_s": 0.0}
+        nothing = {"started": False, "exits": {}, "hangs": {}, "progress": {}, "reruns": {}, "platform_fault": None, "reap_s": 0.0}
         return self._say(cycle=job.cycle, reaped=True, **{**nothing, **found})
 
     def _follow_running(self, job: JobState) -> list[NodeAction]:
@@ -285,13 +285,14 @@ class NodeMachine:
         """Attach last words to the exits."""
         self._errors_awaited = False
         exits = {r: replace(e, error=event.errors.get(r, e.error)) for r, e in self.report.exits.items()}
-        self.report = replace(self.report, exits=exits)
+        self.report = replace(self.report, exits=exits, reruns={**event.reruns, **self.report.reruns})
         return self._acknowledge()
 
     def on_reaped(self, event: RanksReaped) -> list[NodeAction]:
         """Nothing is left, or what is left cannot be killed: then the node is unfit."""
         unfit = f"processes {list(event.left)} cannot be killed" if event.left else self.report.unfit
-        self.report = replace(self.report, reaped=True, reap_s=event.seconds, progress=dict(event.progress), unfit=unfit)
+        reruns = {**self.report.reruns, **event.reruns}
+        self.report = replace(self.report, reaped=True, reap_s=event.seconds, progress=dict(event.progress), reruns=reruns, unfit=unfit)
         return self._acknowledge()
 
     def _acknowledge(self) -> list[NodeAction]:

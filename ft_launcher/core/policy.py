@@ -7,50 +7,17 @@ or kill anything and never look at a clock. To change the policy, change the lis
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Any
+from dataclasses import replace
 
 from ft_launcher.core.causes import Evidence, Failure, cause_word, describe_failure, exit_code_of
-from ft_launcher.core.evidence import RankError, RankExit, signal_name
+from ft_launcher.core.decision import NO_PROGRESS, RERUN_ELSEWHERE, RESULT_REJECTED, Decision, Do, Rule, first_cause
+from ft_launcher.core.evidence import signal_name
+from ft_launcher.core.rerun_policy import rerun_elsewhere, result_rejected
 from ft_launcher.core.state import Budgets, Culprit, Outcome, Verdict
-
-RERUN_ELSEWHERE = 16
-RESULT_REJECTED = 17
-NOT_ENOUGH_NODES = 75
-NO_PROGRESS = 93
 
 _BAD_START = re.compile(
     r"^\W*(ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError|FileNotFoundError)\b|can't open file|No module named"
 )
-
-
-class Do(StrEnum):
-    """The verbs of the policy."""
-
-    RESTART = "restart"
-    REPLACE = "replace"
-    STOP = "stop"
-    FINISH = "finish"
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """One decision. `budgets` is what is left after it; `replaced` names the nodes whose place a spare takes; `delay_s` the backoff before the next cycle."""
-
-    do: Do
-    rule: int
-    cause: str
-    reason: str
-    budgets: Budgets
-    verdict: Verdict | None = None
-    culprit: Culprit | None = None
-    replaced: tuple[str, ...] = ()
-    delay_s: float = 0.0
-
-
-Rule = Callable[[Evidence, Budgets], Decision | None]
 
 
 def charge_progress(evidence: Evidence) -> Budgets:
@@ -65,36 +32,18 @@ def charge_progress(evidence: Evidence) -> Budgets:
         further = budgets.best_iteration is None or iteration > budgets.best_iteration
     best = max((i for i in (iteration, budgets.best_iteration) if i is not None), default=None)
     healthy = further if known else evidence.lasted_s >= 10.0
+    replay = (
+        0 if any(f.exit.code in (RERUN_ELSEWHERE, RESULT_REJECTED) for f in evidence.failures()) else 1
+    )  # running a step again is no lack of progress
     return replace(
         budgets,
         client_known=known,
         clients=max(attached, budgets.clients),
         best_iteration=best,
         best_steps=max(steps, budgets.best_steps),
-        stuck_cycles=0 if further or not known else budgets.stuck_cycles + 1,
-        failures_in_a_row=0 if healthy else budgets.failures_in_a_row + 1,
+        stuck_cycles=0 if further or not known else budgets.stuck_cycles + replay,
+        failures_in_a_row=0 if healthy else budgets.failures_in_a_row + replay,
     )
-
-
-def first_cause(evidence: Evidence, failure: Failure | None, cause: str, culprit: Culprit | None) -> dict[str, Any] | None:
-    """verdict.json's `first_cause`."""
-    if culprit is None:
-        return None
-    exit_ = failure.exit if failure else None
-    return {
-        "rank": culprit.rank,
-        "coords": culprit.coords,
-        "node": culprit.node,
-        "slot": culprit.slot,
-        "cause": cause,
-        "exit": exit_.number if exit_ else None,
-        "error": _own_words(exit_) if exit_ else None,
-    }
-
-
-def _own_words(exit_: RankExit) -> dict[str, str] | None:
-    error = exit_.error or (RankError(exit_.stamp) if exit_.stamp else None)
-    return error.to_json() if error else None
 
 
 def _failure(evidence: Evidence) -> tuple[Failure, str, Culprit] | None:
@@ -114,34 +63,6 @@ def drained(evidence: Evidence, budgets: Budgets) -> Decision | None:
         return None
     reason = f"stopped by {signal_name(number)}"
     return Decision(Do.STOP, 1, "drain", reason, budgets, Verdict(Outcome.STOPPED, 128 + number, reason))
-
-
-def _exit_with(evidence: Evidence, code: int) -> Failure | None:
-    return next((f for f in evidence.failures() if f.exit.code == code), None)
-
-
-def rerun_elsewhere(evidence: Evidence, budgets: Budgets) -> Decision | None:
-    """Rule 3: a rank asks to be run again on other hardware (exit 16). The scheduler gets the request."""
-    failure = _exit_with(evidence, RERUN_ELSEWHERE)
-    if failure is None:
-        return None
-    culprit = evidence.culprit(failure.exit.rank, "asked to be run again on other hardware (exit 16)")
-    reason = f"{evidence.place(failure.exit.rank)} asks to be run again on other hardware (exit 16); this launcher has none to give: requeue elsewhere"
-    cause = first_cause(evidence, failure, "rerun", culprit)
-    return Decision(Do.STOP, 3, "rerun", reason, budgets, Verdict(Outcome.RERUN_ELSEWHERE, RERUN_ELSEWHERE, reason, cause), culprit)
-
-
-def result_rejected(evidence: Evidence, budgets: Budgets) -> Decision | None:
-    """Rule 4: result validation failed (exit 17). Without a record of what the rerun found, stop: never guessed."""
-    failure = _exit_with(evidence, RESULT_REJECTED)
-    if failure is None:
-        return None
-    culprit = evidence.culprit(failure.exit.rank, "its result validation failed (exit 17)")
-    reason = f"{evidence.place(failure.exit.rank)} reports failed result validation (exit 17) and no record says whether the hardware is at fault"
-    cause = first_cause(evidence, failure, "result rejected", culprit)
-    return Decision(
-        Do.STOP, 4, "result rejected", reason, budgets, Verdict(Outcome.RESULT_REJECTED, RESULT_REJECTED, reason, cause), culprit
-    )
 
 
 def node_gone(evidence: Evidence, budgets: Budgets) -> Decision | None:

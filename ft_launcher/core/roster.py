@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ft_launcher.core.evidence import NodeInfo, NodeReport
+from ft_launcher.core.hardware import kept_off, off_limits, quarantined_slots
 from ft_launcher.core.placement import Placement, Spare, choose_spare, order_nodes
 from ft_launcher.core.state import JobState, Options
 
@@ -26,7 +27,8 @@ class Roster:
         self.nodes: dict[str, NodeInfo] = {}
         self.reports: dict[str, NodeReport] = {}
         self.arrivals: dict[str, int] = {}
-        self._labelled: dict[str, Mapping[str, str]] = {}
+        self.labels: dict[str, Mapping[str, str]] = {}
+        self.devices: dict[str, tuple[str, ...]] = {}
 
     def join(self, node: NodeInfo) -> None:
         """Note a node; it counts once it has reported. What a predecessor under the same id reported counts no more."""
@@ -34,7 +36,8 @@ class Roster:
         if known is not None and known.incarnation != node.incarnation:
             del self.reports[node.node_id]
         self.nodes[node.node_id] = node
-        self._labelled[node.node_id] = node.labels
+        self.labels[node.node_id] = node.labels
+        self.devices[node.node_id] = node.devices
 
     def replaced(self, node: NodeInfo, state: JobState) -> bool:
         """True when this agent is not the one that was given ranks: those ended with the former."""
@@ -102,21 +105,25 @@ class Roster:
 
     def next_placement(self, state: JobState) -> Placement | None:
         """The same places for everybody who is still there, spares in exactly the holes; None while nodes are missing."""
-        if state.placement is None:
-            return self._first_placement(state)
+        found = self._first_placement(state) if state.placement is None else self._next_placement(state, state.placement)
+        if found is None:
+            return None
+        return kept_off(found, off_limits(state.hardware, state.rerun), self.devices) or found
+
+    def _next_placement(self, state: JobState, placement: Placement) -> Placement | None:
         known = self.holes(state)
         holes = [n for n in placed(state) if n in state.lost or not self.ready(n, state)]
         if any(n not in known and n not in state.lost for n in holes):
             return None
-        return self._filled(state.placement, holes, state)
+        return self._filled(placement, holes, state)
 
     def _filled(self, placement: Placement, holes: list[str], state: JobState) -> Placement | None:
         """Spares in the holes. Where they are too few, nodes that have come back keep their own: the spares of last resort."""
-        spares = self._spares(state)
+        spares = self.spares(state)
         returned = [n for n in holes if self.ready(n, state)]
         kept = returned[: max(0, len(holes) - len(spares))]
         for hole in (n for n in holes if n not in kept):
-            chosen = choose_spare(self._labels(hole), spares).node
+            chosen = choose_spare(self.labels.get(hole, {}), spares).node
             if chosen is None:
                 return None
             placement = placement.replace(hole, chosen)
@@ -131,30 +138,38 @@ class Roster:
         ]
 
     def _first_placement(self, state: JobState) -> Placement | None:
-        ready = [(n.node_id, n.order) for n in self.nodes.values() if self.ready(n.node_id, state)]
+        """Without nodes that have a device in quarantine, unless no other can ever join."""
+        ready = [n for n in self.nodes.values() if self.ready(n.node_id, state)]
+        if self.options.can_join:
+            ready = [n for n in ready if not self.quarantined(n.node_id, state)]
         if len(ready) < self.options.nodes_wanted:
             return None
-        return Placement(nodes=tuple(order_nodes(ready)[: self.options.nodes_wanted]), nproc=self.options.nproc)
+        names = order_nodes((n.node_id, n.order) for n in ready)
+        return Placement(nodes=tuple(names[: self.options.nodes_wanted]), nproc=self.options.nproc)
 
-    def _spares(self, state: JobState) -> list[Spare]:
+    def spares(self, state: JobState) -> list[Spare]:
+        """Who could take a hole now."""
         free = [n for n in self.nodes.values() if n.node_id not in placed(state) and self.ready(n.node_id, state)]
         failures = state.budgets.node_failures
-        return [Spare(n.node_id, n.labels, failed_before=bool(failures.get(n.node_id))) for n in free]
+        return [Spare(n.node_id, n.labels, bool(failures.get(n.node_id)), self.quarantined(n.node_id, state)) for n in free]
 
-    def _labels(self, node_id: str) -> Mapping[str, str]:
-        """Also of a node that is gone: a spare beside it is what its place asks for."""
-        return self._labelled.get(node_id, {})
+    def quarantined(self, node_id: str, state: JobState) -> frozenset[int]:
+        """The slots of a node that no rank may use."""
+        return quarantined_slots(state.hardware, self.devices, node_id, self.options.nproc)
 
     def missing(self, state: JobState) -> str:
         """Who is there and who is not, for people who wait."""
         ready = [n for n in self.nodes if self.ready(n, state)]
         if state.placement is not None:
             return f"still {self.waiting_for(state)}; {_listed('ready', ready)}"
-        preparing = [n for n in self.nodes if n not in ready]
+        barred = [n for n in ready if self.quarantined(n, state)] if self.options.can_join else []
+        ready = [n for n in ready if n not in barred]
+        preparing = [n for n in self.nodes if n not in ready and n not in barred]
         wanted = self.options.nodes_wanted - len(self.nodes)
         parts = [
             _listed("ready", ready),
             _listed("preparing", preparing) if preparing else "",
+            _listed("with devices in quarantine", barred) if barred else "",
             f"{wanted} more to come" if wanted > 0 else "",
         ]
         return f"still waiting for nodes: {len(ready)} of {self.options.nodes_wanted} are ready ({'; '.join(p for p in parts if p)})"

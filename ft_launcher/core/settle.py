@@ -12,7 +12,8 @@ from typing import Any
 
 from ft_launcher.core.actions import RecordDecision
 from ft_launcher.core.causes import Evidence
-from ft_launcher.core.policy import Decision, decide
+from ft_launcher.core.decision import Decision
+from ft_launcher.core.policy import decide
 
 
 def settle(evidence: Evidence, settled_s: float) -> tuple[Decision, RecordDecision]:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from ft_launcher.core.evidence import NO_CYCLE, Address, Blame, RankExit, RankProgress
+from ft_launcher.core.hardware import DeviceRecord, Dispute, Ledger
 from ft_launcher.core.placement import Placement
 from ft_launcher.core.topology import Topology
 
@@ -66,22 +67,24 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The end of the run: what every agent exits with, and why."""
+    """The end of the run: what every agent exits with, and why. `exclude`: the devices that the next launch should stay away from."""
 
     outcome: Outcome
     exit_code: int
     reason: str
     first_cause: Mapping[str, Any] | None = None
+    exclude: tuple[Mapping[str, Any], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON."""
         cause = dict(self.first_cause) if self.first_cause is not None else None
-        return {"outcome": self.outcome.value, "exit_code": self.exit_code, "reason": self.reason, "first_cause": cause}
+        exclude = {"exclude": [dict(device) for device in self.exclude]} if self.exclude else {}
+        return {"outcome": self.outcome.value, "exit_code": self.exit_code, "reason": self.reason, "first_cause": cause, **exclude}
 
     @classmethod
     def from_json(cls, doc: Mapping[str, Any]) -> Verdict:
         """The inverse of `to_json`."""
-        return cls(Outcome(doc["outcome"]), doc["exit_code"], doc["reason"], doc.get("first_cause"))
+        return cls(Outcome(doc["outcome"]), doc["exit_code"], doc["reason"], doc.get("first_cause"), tuple(doc.get("exclude", ())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,8 @@ class Budgets:
 
     `best_iteration`: the highest iteration that all ranks of a cycle reached. `best_steps`: the most steps one cycle completed (scripts without absolute iterations).
     `clients`: the most ranks that had a client in one cycle.
-    `stuck_cycles`: cycles in a row that went no further. `failures_in_a_row`: consecutive ends without progress since, what backoff grows with.
+    `stuck_cycles`: cycles in a row that went no further. `failures_in_a_row`: consecutive ends without progress since, what backoff grows with. `reruns`: moves and verdicts
+    because of wrong numbers.
     """
 
     restarts: int = 0
@@ -102,6 +106,7 @@ class Budgets:
     client_known: bool = False
     clients: int = 0
     node_failures: Mapping[str, int] = field(default_factory=dict)
+    reruns: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON."""
@@ -115,6 +120,7 @@ class Budgets:
             "client_known": self.client_known,
             "clients": self.clients,
             "node_failures": dict(self.node_failures),
+            "reruns": self.reruns,
         }
 
 
@@ -125,6 +131,9 @@ class JobState:
     `stop_signal` is set while draining. `lost` are nodes declared lost since the cycle started; `incarnations` and
     `addresses` say which agents the placed nodes had when it did, and where; `ruled_out` the agents (node: incarnation) that get no
     ranks any more. `reason`: why the job is in this phase, one sentence.
+
+    `hardware` is the ledger of devices; `rerun` the result that other hardware has to decide; `rerun_verdict` (`transient`, `persistent` or empty) tells ranks that what a
+    checkpoint holds of an earlier rerun is settled.
     """
 
     run_id: str
@@ -143,6 +152,9 @@ class JobState:
     ruled_out: Mapping[str, str] = field(default_factory=dict)
     budgets: Budgets = field(default_factory=Budgets)
     verdict: Verdict | None = None
+    hardware: Ledger = field(default_factory=dict)
+    rerun: Dispute | None = None
+    rerun_verdict: str = ""
 
     def but(self, **changes: Any) -> JobState:
         """The same state with some fields replaced."""
@@ -167,6 +179,9 @@ class JobState:
             "ruled_out": dict(self.ruled_out),
             "budgets": self.budgets.to_json(),
             "verdict": self.verdict.to_json() if self.verdict else None,
+            "hardware": {device: record.to_json() for device, record in self.hardware.items()},
+            "rerun": self.rerun.to_json() if self.rerun else None,
+            "rerun_verdict": self.rerun_verdict,
         }
 
     @classmethod
@@ -178,6 +193,8 @@ class JobState:
             "master": Address(*doc["master"]) if doc["master"] else None,
             "budgets": Budgets(**doc["budgets"]),
             "verdict": Verdict.from_json(doc["verdict"]) if doc["verdict"] else None,
+            "hardware": {device: DeviceRecord.from_json(record) for device, record in doc.get("hardware", {}).items()},
+            "rerun": Dispute.from_json(doc["rerun"]) if doc.get("rerun") else None,
         }
         return cls(**{**doc, **nested})
 
@@ -186,7 +203,7 @@ class JobState:
 class Options:
     """What the core needs of the configuration. Seconds throughout; `nodes_wanted` active nodes, `can_join`: whether further nodes can ever appear.
 
-    `attribute` names the culprit of a hang; without one it is whoever stood still longest.
+    `attribute` names the culprit of a hang; without one it is whoever stood still longest. `quarantine_after`: suspicions that put a device into quarantine, 0: never.
     """
 
     nodes_wanted: int
@@ -195,6 +212,8 @@ class Options:
     max_restarts: int = 3
     no_progress_cycles: int = 3
     max_platform_faults: int = 3
+    max_reruns: int = 10
+    quarantine_after: int = 3
     join_wait_s: float = 600.0
     spare_wait_s: float = 600.0
     exit_grace_s: float = 60.0

@@ -360,14 +360,15 @@ def test_platform_fault_costs_no_restart_but_is_bounded() -> None:
 
 @pytest.mark.parametrize("code", [16, 17])
 def test_16_and_17_reach_the_scheduler_and_win_over_signals(code: int) -> None:
-    job = Job()
+    job = Job(nodes=2, nproc=1)
     job.start()
-    job.exit("n0", 2, code=code)
+    job.exit("n0", 0, code=code)
     assert job.state.phase is Phase.RUNNING, "its peers are given the time to leave as well"
     assert Timer.SETTLE in job.timers()
-    job.exit("n0", 1, signal=15)
+    job.exit("n1", 1, signal=15)
     assert job.state.phase is Phase.ENDING
     job.clear("n0")
+    job.clear("n1")
     assert job.state.verdict is not None
     assert job.state.verdict.exit_code == code
     assert job.state.budgets.restarts == 0

@@ -14,12 +14,12 @@ from ft_launcher.core import policy
 from ft_launcher.core import settle as settle_module
 from ft_launcher.core.actions import Commit, Leave
 from ft_launcher.core.causes import Evidence, Failure
+from ft_launcher.core.decision import Do
 from ft_launcher.core.evidence import Blame
 from ft_launcher.core.job import JobMachine
 from ft_launcher.core.membership import Membership, Reply
 from ft_launcher.core.node import NodeMachine
 from ft_launcher.core.placement import Placement
-from ft_launcher.core.policy import Do
 from ft_launcher.core.roster import Roster
 from ft_launcher.core.state import Budgets, JobState, Outcome, Phase
 from ft_launcher.sim import world
