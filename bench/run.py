@@ -37,14 +37,13 @@ class Bench:
 # A new benchmark takes its place here: a file beside this one whose main is `_common.figures.run(options, measure)`, or any that ends with a line of JSON with its `checks`.
 BENCHES = (
     Bench("recovery", "recovery.py"),
-    Bench("megatron", "megatron.py", args=("--contestants", "ft-launch,torchrun,NVRx")),
+    Bench("megatron", "megatron_gpt.py", args=("--contestants", "ft-launch,torchrun,NVRx")),
     Bench("start", "start.py"),
     Bench("sections", "sections.py"),
     Bench("section_cost", "section_cost.py", shared=False, quick_args=("--batches", "5")),
     Bench("overhead", "overhead.py"),
-    Bench(
-        "hang", "hang.py", args=("--contestants", "ft-launch")
-    ),  # NVRx's hangs take minutes: `python bench/hang.py` has them, at both check intervals
+    Bench("nvrx_sections", "nvrx_sections.py"),
+    Bench("hang", "hang.py", args=("--contestants", "ft-launch,NVRx,NVRx-1s")),
     Bench("timeouts", "timeouts.py", shared=False, quick_args=("--quick",)),
     Bench("nodes", "nodes.py"),
     Bench("store", "store.py"),

@@ -113,8 +113,8 @@ class Placement:
     def move_to_other_slot(self, node: str, rank: int, avoid: Collection[int] = frozenset()) -> Placement | None:
         """`rank` changes places with another rank of its `node`; None where each other slot is in `avoid`.
 
-        The current slot never counts as other. Among the allowed slots the one that disturbs least: fewest of the two ranks end away from
-        their unpermuted slot, then the nearest, then the lowest. ValueError where `node` does not hold `rank`.
+        The current slot never counts as other. Among the allowed slots the one that disturbs least: fewest ranks are away from their
+        unpermuted slot afterwards, then the nearest, then the lowest. ValueError where `node` does not hold `rank`.
         """
         holder, current = self.place(rank)
         if holder != node:
@@ -125,7 +125,8 @@ class Placement:
             return None
 
         def disturbance(slot: int) -> tuple[int, int, int]:
-            return (slot != local) + (current != partners[slot]), abs(slot - current), slot
+            away = (slot != local) + (current != partners[slot]) - (slot != partners[slot])
+            return away, abs(slot - current), slot
 
         return self.swap_slots(node, current, min(partners, key=disturbance))
 

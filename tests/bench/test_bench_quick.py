@@ -14,7 +14,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 LIMIT_S = 280
 CASES = {
     "recovery": (["--contestants", "ft-launch,floor"], "ft-launch: kill -> first new step on all ranks"),
-    "megatron": (["--contestants", "ft-launch"], "ft-launch: kill -> first new step on all ranks"),
+    "megatron_gpt": (["--contestants", "ft-launch"], "ft-launch: kill -> first new step on all ranks"),
     "start": (["--contestants", "ft-launch"], "ft-launch: 4 ranks, no torch, command -> first line"),
     "sections": (["--contestants", "ft-launch"], "ft-launch: section open + close"),
     "overhead": (["--contestants", "ft-launch"], "ft-launch: agent, PSS"),

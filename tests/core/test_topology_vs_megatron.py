@@ -12,16 +12,27 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from ft_launcher.core.topology import DEFAULT_ORDER, Coords, ExpertCoords, Topology
 from ft_launcher.errors import ConfigError
 
-pytest.importorskip("megatron.core")
-import torch.distributed as dist
-from megatron.core import parallel_state as mpu
-from torch.testing._internal.distributed.fake_pg import FakeStore
+dist: Any = None
+mpu: Any = None
+FakeStore: Any = None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported() -> None:
+    """When the first of these tests runs, not when tests are collected: every worker collects, and the import takes seconds."""
+    import torch.distributed
+    from megatron.core import parallel_state
+    from torch.testing._internal.distributed import fake_pg
+
+    globals().update(dist=torch.distributed, mpu=parallel_state, FakeStore=fake_pg.FakeStore)
+
 
 ORDERS = tuple("-".join(words) for words in itertools.permutations(DEFAULT_ORDER.split("-")))
 MEGATRON_NAME = {  # ours -> group_desc of initialize_model_parallel

@@ -6,10 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
-pytest.importorskip("megatron.core")
 
 
 def test_the_demonstration_shows_a_recovery(tmp_path: Path) -> None:

@@ -8,14 +8,11 @@ import signal
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.conftest import Launcher
 from tests.e2e.launch import Launch
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "megatron_gpt"
-pytest.importorskip("megatron.core")
 sys.path.insert(0, str(EXAMPLE))
 from options import PRELOAD  # noqa: E402
 

@@ -1,6 +1,6 @@
 """SIGKILL of one rank of the Megatron example (TP2 x PP2) -> first new step on all four ranks: ft-launch, the floor, torchrun and NVRx.
 
-    python bench/megatron.py [--runs 5] [--json FILE] [--contestants ft-launch,floor]
+    python bench/megatron_gpt.py [--runs 5] [--json FILE] [--contestants ft-launch,floor]
 
 `examples/megatron_gpt/train.py` unchanged, without checkpoints and evaluation: what is measured is the way back to training, not the reading of a
 checkpoint. It is run through `scripts/stamped.py`, which stamps the end of each step. ft-launch and the floor preload `torch` and `megatron.core`;
