@@ -86,6 +86,9 @@ class Config:
     hang_action: Literal["restart", "log"] = "restart"
     max_restarts: int = 3
     no_progress_cycles: int = 3
+    healthy_stretch_s: float = 21600.0
+    quarantine_after: int = 3
+    quarantine_days: float = 7.0
     progress_file: Path | None = None
     node_ttl_s: float = 10.0
     join_wait_s: float = 600.0

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 TREE = Path(__file__).resolve().parent.parent
-SERIAL_FOLDERS = {"bench", "e2e", "examples", "integration", "multinode", "nvrx", "process", "selftest", "shell"}
+SERIAL_FOLDERS = {"bench", "e2e", "examples", "integration", "multinode", "nvrx", "process", "selftest", "shell", "wrong_numbers"}
 IGNORED = {
     ".git", ".venv", ".cache", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".import_linter_cache", ".hypothesis", "__pycache__", "build", "dist", ".demo",
 }  # fmt: skip

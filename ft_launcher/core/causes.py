@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ft_launcher.core.evidence import Blame, Hang, NodeReport, RankExit, RankProgress, says_peer_lost, signal_name
 from ft_launcher.core.placement import Spare
@@ -41,7 +42,7 @@ class Failure:
         return (self.victim, self.arrival, self.exit.failed_ns - lead, self.exit.order)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Evidence:
     """All that is known of a cycle when it is settled. `reports` hold one cumulative report for each node that still answers; `lost` the others.
 
@@ -61,16 +62,24 @@ class Evidence:
 
     def failures(self) -> list[Failure]:
         """Every failure of a rank's own, first cause first. Victims are behind all others."""
+        return self._failures
+
+    @cached_property
+    def _failures(self) -> list[Failure]:
         found = [
             Failure(r.node_id, self.arrivals.get(r.node_id, len(self.arrivals)), e)
             for r in self.reports
             for e in r.exits.values()
             if e.failure
         ]
-        return sorted(found, key=lambda f: f.precedence)
+        return sorted(found, key=lambda f: f.precedence) if len(found) > 1 else found
 
     def hangs(self) -> list[tuple[str, Hang]]:
         """Confirmed hangs, the one that stood still longest first."""
+        return self._hangs
+
+    @cached_property
+    def _hangs(self) -> list[tuple[str, Hang]]:
         found = [(r.node_id, h) for r in self.reports for h in r.hangs.values()]
         return sorted(found, key=lambda pair: (-pair[1].since_s, pair[1].rank))
 
@@ -83,10 +92,18 @@ class Evidence:
 
     def progress(self) -> dict[int, RankProgress]:
         """The last progress of every rank that reported one."""
+        return self._progress
+
+    @cached_property
+    def _progress(self) -> dict[int, RankProgress]:
         return {rank: p for r in self.reports for rank, p in r.progress.items()}
 
     def exits(self) -> dict[int, RankExit]:
         """Every recorded exit by rank."""
+        return self._exits
+
+    @cached_property
+    def _exits(self) -> dict[int, RankExit]:
         return {rank: e for r in self.reports for rank, e in r.exits.items()}
 
     def reruns(self) -> dict[int, RerunFinding]:

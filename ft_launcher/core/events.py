@@ -25,6 +25,7 @@ class Timer(StrEnum):
     BACKOFF = "backoff"
     SPARE_WAIT = "spare-wait"
     SETTLE = "settle"
+    DRAIN = "drain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,14 @@ class TimerFired:
     cycle: int
 
 
-JobEvent = NodeJoined | NodeLost | ReportReceived | ProgressSeen | TimerFired
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    """Somebody wants this node to hand over to a spare."""
+
+    node_id: str
+
+
+JobEvent = NodeJoined | NodeLost | ReportReceived | ProgressSeen | TimerFired | DrainAsked
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +149,16 @@ class HangFound:
 
 @dataclass(frozen=True, slots=True)
 class RanksReaped:
-    """Nothing of the cycle is left on this node, except `left` (pids that cannot be killed). `reruns`: what ranks said of their results on their pages."""
+    """Nothing of the cycle is left on this node, except `left` (pids that cannot be killed). `reruns`: what ranks said of their results on their pages.
+    `unfit`: why the node cannot take ranks again though they are gone (its devices, its health check).
+    """
 
     cycle: int
     left: tuple[int, ...]
     seconds: float
     progress: Mapping[int, RankProgress] = field(default_factory=dict)
     reruns: Mapping[int, RerunFinding] = field(default_factory=dict)
+    unfit: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from typing import Any
 from ft_launcher.core.actions import Commit, JobAction, RecordRecovery, Say, SetTimer
 from ft_launcher.core.causes import Evidence
 from ft_launcher.core.decision import NOT_ENOUGH_NODES, RERUN_ELSEWHERE, RESULT_REJECTED, Decision
-from ft_launcher.core.events import JobEvent, NodeJoined, NodeLost, ProgressSeen, ReportReceived, Timer, TimerFired
+from ft_launcher.core.drain import Drains
+from ft_launcher.core.events import DrainAsked, JobEvent, NodeJoined, NodeLost, ProgressSeen, ReportReceived, Timer, TimerFired
 from ft_launcher.core.evidence import Address, NodeReport, signal_name
 from ft_launcher.core.machine import IGNORE, Story, total
 from ft_launcher.core.placement import Placement
@@ -28,7 +29,7 @@ SETTLE_S = 5.0
 """Ranks that leave with 16 or 17 do so together after a checkpoint; their peers get this long to do the same before the cycle is ended."""
 
 
-class JobMachine:
+class JobMachine(Drains):
     """One controller's view of one job. `state` is durable, everything else can be rebuilt from nodes and reports."""
 
     def __init__(self, state: JobState, topology: Topology, options: Options) -> None:
@@ -42,6 +43,7 @@ class JobMachine:
         self._ended_at = 0.0
         self._not_before = 0.0
         self._story = Story()
+        self._wanted: set[str] = set()
 
     def begin(self, now: float) -> list[JobAction]:
         """What a fresh controller does first: arm the deadlines of the phase it finds."""
@@ -109,15 +111,15 @@ class JobMachine:
         report = event.report
         self.roster.keep(report, self.state)
         if report.node_id not in placed(self.state):
-            return []
-        if report.signals:
-            return self._drain(report.signals[0])
+            return self._let_wanted_go()
         fault = self._fault_in(report)
         if fault is not None:
             return self._on_fault(fault, report)
+        if report.signals and (asked := self._asked()):
+            return self._on_stop_signals(asked)
         if self._all_left():
             return self._finish("all ranks finished")
-        return [*self._when_started(), *self._when_first_finished()]
+        return [*self._when_started(), *self._when_first_finished(), *self._let_wanted_go()]
 
     def _fault_in(self, report: NodeReport) -> str | None:
         """The first fault of a report as one sentence, None when there is none."""
@@ -154,8 +156,7 @@ class JobMachine:
         return [RecordRecovery(self.state.cycle, self._now - self._outage_at, None, complete=False)]
 
     def _when_first_finished(self) -> list[JobAction]:
-        some = any(e.success for r in self.roster.current(self.state) for e in r.exits.values())
-        if not some or self._run.exit_grace:
+        if self._run.exit_grace or not self.roster.finished_some(self.state):
             return []
         self._run.exit_grace = True
         return [self._timer(Timer.EXIT_GRACE, self.options.exit_grace_s)]
@@ -168,7 +169,7 @@ class JobMachine:
         (run.busy.add if event.busy else run.busy.discard)(event.node_id)
         if event.min_steps > 0:
             run.stepped[event.node_id] = event.iteration
-        if run.recovered or set(placed(self.state)) - set(run.stepped):
+        if run.recovered or len(run.stepped) < len(placed(self.state)) or set(placed(self.state)) - set(run.stepped):
             return []
         run.recovered = True
         outage_at, self._outage_at = self._outage_at, None
@@ -198,9 +199,11 @@ class JobMachine:
         """Collect acknowledgements. A stop request that comes now stops the job instead of starting the next cycle."""
         self.roster.keep(event.report, self.state)
         noted: list[JobAction] = []
-        if event.report.signals and self.state.stop_signal is None and not self.state.finished:
-            self._become(stop_signal=event.report.signals[0])
-            noted = [Commit(self.state), Say(f"{signal_name(event.report.signals[0])}: no further cycle will start", "warning")]
+        asked = self._asked() if event.report.signals and self.state.stop_signal is None and not self.state.finished else {}
+        if asked and self._job_is_meant(asked):
+            number = next(iter(asked.values()))
+            self._become(stop_signal=number)
+            noted = [Commit(self.state), Say(f"{signal_name(number)}: no further cycle will start", "warning")]
         return [*noted, *self._settle_when_acknowledged()]
 
     def _settle_when_acknowledged(self) -> list[JobAction]:
@@ -218,7 +221,9 @@ class JobMachine:
         placement = decision.placement or self.state.placement
         self._become(phase=Phase.PAUSED, restart_reason=decision.reason, lost=lost, ruled_out=ruled_out, placement=placement)
         self._not_before = self._now + decision.delay_s
-        return [*(self._try_start() or self._pause(decision)), record]
+        going_on = self._try_start()
+        waits = self.state.phase in (Phase.PAUSED,)  # neither running nor done
+        return [*(self._pause(decision) if waits else []), *going_on, record]
 
     def _pause(self, decision: Decision) -> list[JobAction]:
         """Nothing can start yet: say what is waited for."""
@@ -238,13 +243,15 @@ class JobMachine:
     def on_report_waiting(self, event: ReportReceived) -> list[JobAction]:
         """Forming or paused: a node may have become ready, unfit, or asked to stop."""
         self.roster.keep(event.report, self.state)
-        if event.report.signals:
+        if event.report.signals and self.state.phase is Phase.FORMING:
             number = event.report.signals[0]
             return self._conclude(Verdict(Outcome.STOPPED, 128 + number, f"stopped by {signal_name(number)}"))
         return self._try_start()
 
     def _try_start(self) -> list[JobAction]:
         """Second transaction: the next cycle starts as soon as a placement exists, its nodes are ready and its store listens."""
+        if self.state.phase is Phase.PAUSED and (asked := self._asked()):
+            return self._on_stop_signals_paused(asked)
         placement = self.roster.next_placement(self.state)
         if placement is None:
             return self._give_up_if_hopeless()
@@ -262,6 +269,7 @@ class JobMachine:
             placement=placement,
             master=master,
             lost={},
+            leaving={n: agent for n, agent in self.state.leaving.items() if n in self.roster.nodes},
             finished=False,
             incarnations={a.node_id: a.incarnation for a in agents},
             addresses={a.node_id: a.address for a in agents},
@@ -280,27 +288,13 @@ class JobMachine:
         reason = "not enough healthy nodes: " + "; ".join(f"node {n}: {why}" for n, why in sorted(holes.items()))
         return self._conclude(Verdict(Outcome.NOT_ENOUGH_NODES, NOT_ENOUGH_NODES, reason))
 
-    def _drain(self, number: int) -> list[JobAction]:
-        self._become(phase=Phase.DRAINING, stop_signal=number, reason=f"stopped by {signal_name(number)}")
-        grace_s = self.options.term_grace_s
-        said = Say(
-            f"{signal_name(number)}: passed on to all ranks, which have {grace_s:g} s to leave (a second signal ends them at once)",
-            "warning",
-        )
-        return [Commit(self.state), said, self._timer(Timer.TERM_GRACE, grace_s)]
-
-    def on_report_draining(self, event: ReportReceived) -> list[JobAction]:
-        """Wait until every rank has left, or somebody loses patience."""
-        self.roster.keep(event.report, self.state)
-        if len(event.report.signals) > 1 or event.report.platform_fault or self._all_left():
-            return self._to_ending([])
-        return []
-
     def on_timer_running(self, event: TimerFired) -> list[JobAction]:
         """Stragglers: those still training or inside a section (a last save) are left alone, for hangs there have limits of their own; those that only hang in their own
         exit are ended and the job succeeds."""
         if event.timer is Timer.SETTLE:
             return self._end("ranks asked to be run again or rejected their result (exit 16 or 17)")
+        if event.timer is Timer.DRAIN:
+            return self._on_drain_timer()
         if event.timer is not Timer.EXIT_GRACE:
             return []
         grace_s = self.options.exit_grace_s
@@ -308,13 +302,6 @@ class JobMachine:
             return [self._timer(Timer.EXIT_GRACE, grace_s)]
         left = self.topology.world - self.roster.left(self.state)
         return self._finish(f"all ranks finished; {left} that had not left {grace_s:g} s after the first were ended")
-
-    def on_timer_draining(self, event: TimerFired) -> list[JobAction]:
-        """The grace is over."""
-        if event.timer is not Timer.TERM_GRACE:
-            return []
-        said = f"ranks still running {self.options.term_grace_s:g} s after {signal_name(self.state.stop_signal or 15)} are ended"
-        return self._to_ending([Say(said, "warning")])
 
     def on_timer_ending(self, event: TimerFired) -> list[JobAction]:
         """Nodes that have not acknowledged in time cannot take ranks any more."""
@@ -326,6 +313,8 @@ class JobMachine:
 
     def on_timer_waiting(self, event: TimerFired) -> list[JobAction]:
         """Backoff is over, or the wait for nodes is."""
+        if event.timer is Timer.DRAIN:
+            return self._on_drain_timer()
         if event.timer is Timer.BACKOFF:
             self._not_before = 0.0
             waiting = self._timer(Timer.SPARE_WAIT, self.options.spare_wait_s)
@@ -394,6 +383,7 @@ _ROWS: dict[type, dict[Phase, str]] = {
         Phase.PAUSED: "on_report_waiting",
         Phase.DONE: IGNORE,
     },
+    DrainAsked: dict.fromkeys(Phase, "on_drain_asked") | {Phase.DONE: IGNORE},
     ProgressSeen: dict.fromkeys(Phase, IGNORE) | {Phase.RUNNING: "on_progress"},
     TimerFired: {
         Phase.FORMING: "on_timer_waiting",

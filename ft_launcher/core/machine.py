@@ -37,12 +37,12 @@ class Story:
     """The last events a machine has seen, for the reader of a BugError."""
 
     def __init__(self, length: int = 40) -> None:
-        self._lines: deque[str] = deque(maxlen=length)
+        self._told: deque[tuple[float, StrEnum, object]] = deque(maxlen=length)
 
     def tell(self, now: float, phase: StrEnum, event: object) -> None:
         """Remember one event and the phase it met."""
-        self._lines.append(f"{now:.3f} {phase}: {event!r}"[:300])
+        self._told.append((now, phase, event))
 
     def bug(self, message: str) -> BugError:
         """The error to raise for something that cannot be."""
-        return BugError(message, tuple(self._lines))
+        return BugError(message, tuple(f"{now:.3f} {phase}: {event!r}"[:300] for now, phase, event in self._told))

@@ -146,6 +146,9 @@ class NodeMachine:
             ]
         if job.phase is Phase.DONE:
             return self._leave(job)
+        if self._told_to_leave(job) and job.phase not in (Phase.DRAINING, Phase.ENDING):
+            self._become(NodePhase.LEFT)
+            return [Say(f"node {self.options.node_id} was asked to leave and does; the job goes on"), Leave(0)]
         if job.cycle <= self.cycle or not self._my_ranks(job):
             return []
         if job.phase is not Phase.RUNNING or self.report.unfit is not None:
@@ -165,9 +168,13 @@ class NodeMachine:
             return self._stop()
         if job.cycle == self.cycle and job.phase is Phase.RUNNING:
             return []
-        if job.cycle == self.cycle and job.phase is Phase.DRAINING and job.stop_signal is not None:
-            return self._forward_stop(job.stop_signal)
+        if job.cycle == self.cycle and job.phase is Phase.DRAINING:
+            number = job.stop_signal or (job.leave_signal if self._told_to_leave(job) else None)
+            return self._forward_stop(number) if number is not None else []
         return self._stop()
+
+    def _told_to_leave(self, job: JobState) -> bool:
+        return job.leaving.get(self.options.node_id) == self.options.incarnation
 
     def _my_ranks(self, job: JobState) -> tuple[int, ...]:
         placement = job.placement
@@ -290,7 +297,7 @@ class NodeMachine:
 
     def on_reaped(self, event: RanksReaped) -> list[NodeAction]:
         """Nothing is left, or what is left cannot be killed: then the node is unfit."""
-        unfit = f"processes {list(event.left)} cannot be killed" if event.left else self.report.unfit
+        unfit = f"processes {list(event.left)} cannot be killed" if event.left else event.unfit or self.report.unfit
         reruns = {**self.report.reruns, **event.reruns}
         self.report = replace(self.report, reaped=True, reap_s=event.seconds, progress=dict(event.progress), reruns=reruns, unfit=unfit)
         return self._acknowledge()
@@ -387,7 +394,7 @@ TRANSITIONS = total(
         RanksStarted: _while_live("on_started"),
         ExceptionStamped: _while_live("on_stamp"),
         RankEnded: _while_live("on_ended"),
-        NodeUnfit: _while_live("on_unfit"),
+        NodeUnfit: _until_left("on_unfit"),
         HangFound: {NodePhase.IDLE: IGNORE, NodePhase.RUNNING: "on_hang", NodePhase.STOPPING: IGNORE, NodePhase.LEFT: IGNORE},
         RanksReaped: _only_stopping("on_reaped"),
         ErrorsRead: _only_stopping("on_errors"),

@@ -30,13 +30,15 @@ def charge_progress(evidence: Evidence) -> Budgets:
     further = steps > budgets.best_steps or any(p.saved for p in progress.values())
     if iteration is not None:
         further = budgets.best_iteration is None or iteration > budgets.best_iteration
+    earned = _earned(evidence, further if known else True)
     best = max((i for i in (iteration, budgets.best_iteration) if i is not None), default=None)
     healthy = further if known else evidence.lasted_s >= 10.0
-    replay = (
-        0 if any(f.exit.code in (RERUN_ELSEWHERE, RESULT_REJECTED) for f in evidence.failures()) else 1
-    )  # running a step again is no lack of progress
+    again = any(f.exit.code in (RERUN_ELSEWHERE, RESULT_REJECTED) for f in evidence.failures())
+    replay = 0 if again or evidence.state.leaving else 1  # a step that is run again, or a node that had to go, is no lack of progress
     return replace(
         budgets,
+        restarts=max(0, budgets.restarts - earned),
+        reruns=max(0, budgets.reruns - earned),
         client_known=known,
         clients=max(attached, budgets.clients),
         best_iteration=best,
@@ -44,6 +46,12 @@ def charge_progress(evidence: Evidence) -> Budgets:
         stuck_cycles=0 if further or not known else budgets.stuck_cycles + replay,
         failures_in_a_row=0 if healthy else budgets.failures_in_a_row + replay,
     )
+
+
+def _earned(evidence: Evidence, further: bool) -> int:
+    """How many restarts a healthy stretch has given back."""
+    stretch_s = evidence.options.healthy_stretch_s
+    return int(evidence.lasted_s // stretch_s) if further and stretch_s > 0 else 0
 
 
 def _failure(evidence: Evidence) -> tuple[Failure, str, Culprit] | None:
@@ -63,6 +71,18 @@ def drained(evidence: Evidence, budgets: Budgets) -> Decision | None:
         return None
     reason = f"stopped by {signal_name(number)}"
     return Decision(Do.STOP, 1, "drain", reason, budgets, Verdict(Outcome.STOPPED, 128 + number, reason))
+
+
+def node_drained(evidence: Evidence, budgets: Budgets) -> Decision | None:
+    """Rule 2: nodes that were asked to leave have left; whatever their ranks ended with, they have left and not finished."""
+    holders = evidence.state.placement.nodes if evidence.state.placement else ()
+    leaving = tuple(sorted(n for n in evidence.state.leaving if n in holders))
+    if not leaving:
+        return None
+    reason = f"node {', '.join(leaving)} was asked to leave"
+    others = {n: why for n, why in {**evidence.unfit(), **evidence.lost}.items() if n in holders and n not in leaving}
+    reason += "".join(f"; node {node}: {why}" for node, why in sorted(others.items()))
+    return Decision(Do.REPLACE, 2, "node drain", reason, budgets, replaced=(*leaving, *sorted(others)))
 
 
 def node_gone(evidence: Evidence, budgets: Budgets) -> Decision | None:
@@ -179,6 +199,7 @@ def _backoff_s(evidence: Evidence, budgets: Budgets) -> float:
 
 RULES: tuple[Rule, ...] = (
     drained,
+    node_drained,
     rerun_elsewhere,
     result_rejected,
     finished,

@@ -1,13 +1,14 @@
 """The roster: which nodes there are, what each last reported, and which of them the next cycle can use.
 
 It answers questions about the present (who has acknowledged, who is ready, who could take whose place) and remembers reports; it decides nothing. Everything in it
-can be rebuilt from the store's `nodes/` and `reports/`.
+can be rebuilt from the store's `nodes/` and `reports/`. A job has thousands of nodes and each of them reports, so what every report asks is counted, not searched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ft_launcher.core.counts import CycleCounts
 from ft_launcher.core.evidence import NodeInfo, NodeReport
 from ft_launcher.core.hardware import kept_off, off_limits, quarantined_slots
 from ft_launcher.core.placement import Placement, Spare, choose_spare, order_nodes
@@ -29,12 +30,15 @@ class Roster:
         self.arrivals: dict[str, int] = {}
         self.labels: dict[str, Mapping[str, str]] = {}
         self.devices: dict[str, tuple[str, ...]] = {}
+        self._counted: CycleCounts | None = None
+        self._unfit: dict[str, str] = {}
+        self._warm: set[str] = set()
 
     def join(self, node: NodeInfo) -> None:
         """Note a node; it counts once it has reported. What a predecessor under the same id reported counts no more."""
         known = self.reports.get(node.node_id)
         if known is not None and known.incarnation != node.incarnation:
-            del self.reports[node.node_id]
+            self._put(node.node_id, None)
         self.nodes[node.node_id] = node
         self.labels[node.node_id] = node.labels
         self.devices[node.node_id] = node.devices
@@ -42,7 +46,7 @@ class Roster:
     def replaced(self, node: NodeInfo, state: JobState) -> bool:
         """True when this agent is not the one that was given ranks: those ended with the former."""
         given = state.incarnations.get(node.node_id)
-        return given is not None and node.node_id in placed(state) and node.node_id not in state.lost and given != node.incarnation
+        return given is not None and node.node_id in self._holders(state) and node.node_id not in state.lost and given != node.incarnation
 
     def leave(self, node_id: str, state: JobState) -> None:
         """Forget a node. What it has reported stays: evidence of a placed one, and should the same agent come back, it will not say it again."""
@@ -55,14 +59,44 @@ class Roster:
             return True
         if known is not None and known.incarnation == report.incarnation and report.sequence <= known.sequence:
             return True
-        return report.node_id in placed(state) and report.node_id not in state.lost and report.cycle != state.cycle
+        return report.node_id in self._holders(state) and report.node_id not in state.lost and report.cycle != state.cycle
 
     def keep(self, report: NodeReport, state: JobState) -> None:
         """Remember a report, and when its node first told of a failure."""
-        self.reports[report.node_id] = report
+        self._put(report.node_id, report)
         failed = report.hangs or report.platform_fault or any(e.failure for e in report.exits.values())
         if failed and report.cycle == state.cycle:
             self.arrivals.setdefault(report.node_id, len(self.arrivals))
+
+    def _put(self, node_id: str, report: NodeReport | None) -> None:
+        """The only way reports change: what is counted of them changes with them."""
+        if self._counted is not None:
+            self._counted.change(self.reports.get(node_id), report)
+        self._unfit.pop(node_id, None)
+        self._warm.discard(node_id)
+        if report is None:
+            del self.reports[node_id]
+            return
+        self.reports[node_id] = report
+        if report.unfit:
+            self._unfit[node_id] = report.unfit
+        elif report.reaped and report.standby is not None:
+            self._warm.add(node_id)
+
+    def _counts(self, state: JobState) -> CycleCounts:
+        """Of this cycle in this placement; counted anew when either is another one."""
+        if self._counted is None or self._counted.cycle != state.cycle or self._counted.placement is not state.placement:
+            self._counted = CycleCounts(state.cycle, state.placement, self.reports)
+        return self._counted
+
+    def _holders(self, state: JobState) -> frozenset[str]:
+        """The nodes that hold ranks."""
+        return self._counts(state).members
+
+    def incarnation(self, node_id: str) -> str:
+        """Which agent the node has now."""
+        node = self.nodes.get(node_id)
+        return node.incarnation if node is not None else ""
 
     def current(self, state: JobState) -> list[NodeReport]:
         """The placed nodes' reports of this cycle, in rank order."""
@@ -71,22 +105,26 @@ class Roster:
 
     def left(self, state: JobState) -> int:
         """How many ranks of this cycle have ended, however."""
-        return sum(len(r.exits) for r in self.current(state))
+        return self._counts(state).left
 
     def started(self, state: JobState) -> bool:
         """Every rank of this cycle has been forked."""
-        reports = self.current(state)
-        return len(reports) == len(placed(state)) and all(r.started for r in reports)
+        return self._counts(state).started == len(placed(state))
+
+    def finished_some(self, state: JobState) -> bool:
+        """A rank of this cycle has left with 0."""
+        return self._counts(state).succeeded > 0
 
     def unacknowledged(self, state: JobState) -> list[str]:
         """Placed nodes that have neither cleared this cycle nor been declared lost."""
-        cleared = {r.node_id for r in self.current(state) if r.reaped}
+        cleared = self._counts(state).cleared
         return [n for n in placed(state) if n not in cleared and n not in state.lost]
 
     def holes(self, state: JobState) -> dict[str, str]:
         """Nodes that cannot take ranks, and why: lost placed ones, and any that says it is unfit."""
-        unfit = {r.node_id: r.unfit for r in self.reports.values() if r.unfit and (r.node_id in self.nodes or r.node_id in placed(state))}
-        return unfit | {n: why for n, why in state.lost.items() if n in placed(state) and not self.ready(n, state)}
+        holders = self._holders(state)
+        unfit = {n: why for n, why in self._unfit.items() if n in self.nodes or n in holders}
+        return unfit | {n: why for n, why in state.lost.items() if n in holders and not self.ready(n, state)}
 
     def ready(self, node_id: str, state: JobState) -> bool:
         """Cleared, fit and warm. A node that has run nothing yet is warm once its store listens: its zygote has finished importing by then.
@@ -96,7 +134,7 @@ class Roster:
         report = self.reports.get(node_id)
         if report is None or not report.reaped or report.unfit is not None or node_id not in self.nodes:
             return False
-        if state.ruled_out.get(node_id) == report.incarnation:
+        if report.incarnation in (state.ruled_out.get(node_id), state.leaving.get(node_id)):
             return False
         same_agent = report.incarnation == state.incarnations.get(node_id)
         if node_id in state.lost and same_agent and report.cycle != state.cycle:
@@ -119,7 +157,7 @@ class Roster:
 
     def _filled(self, placement: Placement, holes: list[str], state: JobState) -> Placement | None:
         """Spares in the holes. Where they are too few, nodes that have come back keep their own: the spares of last resort."""
-        spares = self.spares(state)
+        spares = [s for s in self.spares(state) if not s.quarantined_slots]
         returned = [n for n in holes if self.ready(n, state)]
         kept = returned[: max(0, len(holes) - len(spares))]
         for hole in (n for n in holes if n not in kept):
@@ -139,6 +177,8 @@ class Roster:
 
     def _first_placement(self, state: JobState) -> Placement | None:
         """Without nodes that have a device in quarantine, unless no other can ever join."""
+        if len(self._warm) < self.options.nodes_wanted:
+            return None  # nobody is ready who is not warm: while thousands of nodes come, most reports end here
         ready = [n for n in self.nodes.values() if self.ready(n.node_id, state)]
         if self.options.can_join:
             ready = [n for n in ready if not self.quarantined(n.node_id, state)]
@@ -149,7 +189,8 @@ class Roster:
 
     def spares(self, state: JobState) -> list[Spare]:
         """Who could take a hole now."""
-        free = [n for n in self.nodes.values() if n.node_id not in placed(state) and self.ready(n.node_id, state)]
+        holders = self._holders(state)
+        free = [n for n in self.nodes.values() if n.node_id not in holders and self.ready(n.node_id, state)]
         failures = state.budgets.node_failures
         return [Spare(n.node_id, n.labels, bool(failures.get(n.node_id)), self.quarantined(n.node_id, state)) for n in free]
 

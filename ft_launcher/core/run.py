@@ -18,3 +18,4 @@ class Run:
     recovered: bool = False
     exit_grace: bool = False
     settling: bool = False
+    asked: bool = False

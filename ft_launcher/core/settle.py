@@ -39,9 +39,16 @@ def _ranks(evidence: Evidence) -> dict[int, Mapping[str, Any]]:
     ranks: dict[int, Mapping[str, Any]] = {}
     for rank in range(evidence.topology.world):
         p, e = progress.get(rank), exits.get(rank)
-        at = {"iteration": p and p.iteration, "section": p and p.section, "since_s": p and p.since_s}
-        seen = {"steps": p.steps if p else 0, "state": p.state if p else "", "place": p.place if p else ""}
-        ranks[rank] = {**at, "exit": e and e.number, "ended": bool(e and e.ended), **seen}
+        ranks[rank] = {
+            "iteration": p.iteration if p else None,
+            "section": p.section if p else None,
+            "since_s": p.since_s if p else None,
+            "exit": e.number if e else None,
+            "ended": e.ended if e else False,
+            "steps": p.steps if p else 0,
+            "state": p.state if p else "",
+            "place": p.place if p else "",
+        }
     return ranks
 
 

@@ -128,9 +128,9 @@ class Budgets:
 class JobState:
     """One value of the `job` key. `cycle` is the running or the last one (NO_CYCLE before the first); `master` is the store its ranks meet in.
 
-    `stop_signal` is set while draining. `lost` are nodes declared lost since the cycle started; `incarnations` and
-    `addresses` say which agents the placed nodes had when it did, and where; `ruled_out` the agents (node: incarnation) that get no
-    ranks any more. `reason`: why the job is in this phase, one sentence.
+    `stop_signal` is set while the job drains; `leaving` are the agents (node: incarnation) that are to go while the job stays, their ranks by `leave_signal`. `lost` are
+    nodes declared lost since the cycle started; `incarnations` and `addresses` say which agents the placed nodes had when it did, and where; `ruled_out` the agents (node:
+    incarnation) that get no ranks any more. `reason`: why the job is in this phase, one sentence.
 
     `hardware` is the ledger of devices; `rerun` the result that other hardware has to decide; `rerun_verdict` (`transient`, `persistent` or empty) tells ranks that what a
     checkpoint holds of an earlier rerun is settled.
@@ -145,6 +145,8 @@ class JobState:
     reason: str = "waiting for nodes"
     restart_reason: str = ""
     stop_signal: int | None = None
+    leaving: Mapping[str, str] = field(default_factory=dict)
+    leave_signal: int = 15
     finished: bool = False
     incarnations: Mapping[str, str] = field(default_factory=dict)
     addresses: Mapping[str, str] = field(default_factory=dict)
@@ -172,6 +174,8 @@ class JobState:
             "reason": self.reason,
             "restart_reason": self.restart_reason,
             "stop_signal": self.stop_signal,
+            "leaving": dict(self.leaving),
+            "leave_signal": self.leave_signal,
             "finished": self.finished,
             "incarnations": dict(self.incarnations),
             "addresses": dict(self.addresses),
@@ -204,6 +208,7 @@ class Options:
     """What the core needs of the configuration. Seconds throughout; `nodes_wanted` active nodes, `can_join`: whether further nodes can ever appear.
 
     `attribute` names the culprit of a hang; without one it is whoever stood still longest. `quarantine_after`: suspicions that put a device into quarantine, 0: never.
+    `healthy_stretch_s`: a cycle of this length that made progress gives one restart back, 0: never.
     """
 
     nodes_wanted: int
@@ -214,6 +219,7 @@ class Options:
     max_platform_faults: int = 3
     max_reruns: int = 10
     quarantine_after: int = 3
+    healthy_stretch_s: float = 21600.0
     join_wait_s: float = 600.0
     spare_wait_s: float = 600.0
     exit_grace_s: float = 60.0

@@ -74,6 +74,9 @@ GROUPS: dict[str, tuple[Option, ...]] = {
     "Faults": (
         Option("max-restarts", "N", "Restarts for crashes and hangs.", "3"),
         Option("no-progress-cycles", "N", "Stop after this many cycles in a row without a higher iteration.", "3"),
+        Option("healthy-stretch", "S", "Training this long without a fault gives one restart back; 0: never.", "21600"),
+        Option("quarantine-after", "N", "Transient wrong numbers of one device that put it into quarantine; 0: never.", "3"),
+        Option("quarantine-days", "DAYS", "How long a device stays in quarantine.", "7"),
         Option("progress-file", "PATH", "File in which the script writes its iteration, for scripts without a client."),
         Option("node-ttl", "S", "A node that is silent this long is suspected lost.", "10"),
         Option("join-wait", "S", "How long to wait for all nodes at the start.", "600"),

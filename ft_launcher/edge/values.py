@@ -87,6 +87,14 @@ def hours(text: str) -> float:
     return value
 
 
+def days(text: str) -> float:
+    """A time in days: > 0, ten years at most."""
+    value = _number(text)
+    if not 0 < value <= 3650:
+        raise BadValueError("must be a number of days, more than 0 and at most 3650")
+    return value
+
+
 def _number(text: str) -> float:
     """The number, NaN where the text is none. Python's own extras (`1_000`, other scripts' digits, blanks) are not numbers here."""
     return float(text) if re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?", text, re.ASCII) else math.nan

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ft_launcher.config import Config
@@ -22,6 +22,7 @@ from ft_launcher.core.events import (
     GraceExpired,
     JobChanged,
     NodeEvent,
+    NodeUnfit,
     ProgressSeen,
     RankEnded,
     RanksReaped,
@@ -33,9 +34,11 @@ from ft_launcher.core.events import (
 )
 from ft_launcher.core.evidence import RankError
 from ft_launcher.core.node import NodeMachine, NodeOptions, NodePhase
+from ft_launcher.core.rerun_report import RerunFinding
 from ft_launcher.core.state import JobState
 from ft_launcher.errors import PlatformError
 from ft_launcher.shell.follow import UNREACHABLE, follow
+from ft_launcher.shell.health_clearing import Clearing
 from ft_launcher.shell.keys import Keys
 from ft_launcher.shell.last_words import read_error
 from ft_launcher.shell.limits import limits_in
@@ -47,6 +50,7 @@ from ft_launcher.shell.nvrx_server import NvrxServer
 from ft_launcher.shell.process import RankStarted
 from ft_launcher.shell.rank_env import rank_environment
 from ft_launcher.shell.record import Files
+from ft_launcher.shell.rejected_results import TrackerFile, on_pages
 from ft_launcher.shell.reporter import Reporter
 from ft_launcher.shell.standbys import Standbys
 from ft_launcher.shell.store import Store
@@ -54,6 +58,7 @@ from ft_launcher.shell.watchman import Reactions, Watchman
 from monitors.detect import Finding, Limits
 from monitors.hooks import STACKS_SIGNAL
 from monitors.learning import Sample
+from rerun.tracker import tracker_path
 
 ERRORS_WAIT_S = 1.0
 SAMPLES_EVERY_S = 1.0
@@ -72,6 +77,7 @@ class Surroundings:
     tail: LogTail | None
     tell: tuple[Callable[[ProgressSeen], None], Callable[[int, list[Sample]], None]]
     in_touch: Callable[[], bool] = lambda: False
+    clearing: Clearing = field(default_factory=Clearing)
 
 
 class Agent:
@@ -89,7 +95,9 @@ class Agent:
         requests = NvrxRequests(self._machine, self.feed, self._warn, around.files.journal)
         self._nvrx = NvrxServer(limits, requests.told(around.store, around.keys))
         self._watch = Watchman(config.node_id, limits, reactions, hang_kills=config.hang_action == "restart", nvrx=self._nvrx)
+        self._watch.elsewhere = around.clearing.iteration
         self._lookout = Lookout(self._watch, around.files, lambda cycle, ranks: nursery.signal(cycle, ranks, STACKS_SIGNAL))
+        self._tracker = TrackerFile(tracker_path(config.command.args))
         self._events: deque[NodeEvent] = deque()
         self._feeding = False
         self._pids: dict[int, int] = {}
@@ -104,7 +112,8 @@ class Agent:
         """Follow the job until it is done; the ranks, the zygote and everything below are gone when this returns."""
         self._nursery.listen(self)
         self._tasks = [
-            asyncio.create_task(work) for work in (self._follow_job(), self._send_reports(), self._tell_samples(), self._follow_limits())
+            asyncio.create_task(work)
+            for work in (self._follow_job(), self._send_reports(), self._tell_samples(), self._follow_limits(), self._check_health())
         ]
         for task in self._tasks:
             task.add_done_callback(self._on_task_done)
@@ -118,6 +127,7 @@ class Agent:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
                 await self._nursery.close()
             finally:
+                self._around.clearing.close()
                 self._watch.close()
                 self._nvrx.close()
 
@@ -151,6 +161,22 @@ class Agent:
             for change in batch.changes:
                 if change.entry is not None:
                     self.feed(JobChanged(JobState.from_json(json.loads(change.entry.value)), change.revision))
+                    if self._last_cycle():
+                        self._around.clearing.cut()
+
+    def _last_cycle(self) -> bool:
+        """The job is known to end: no further cycle will start."""
+        job = self._machine.job
+        return job is not None and (job.finished or job.stop_signal is not None or job.verdict is not None)
+
+    async def _check_health(self) -> None:
+        """Before the first cycle, and for as long as this node holds no ranks."""
+
+        def next_cycle() -> int | None:
+            job, idle = self._machine.job, self._machine.phase is NodePhase.IDLE and not self.busy()
+            return job.cycle + 1 if idle and job is not None else None
+
+        await self._around.clearing.begin(lambda why: self.feed(NodeUnfit(self._machine.cycle, why)), next_cycle)
 
     async def _tell_samples(self) -> None:
         """Once a second: how long this node's ranks took for what they did."""
@@ -255,6 +281,7 @@ class Agent:
         pages = self._watch.open_pages(job.cycle, ranks, job.budgets.client_known)
         self._standbys.in_use, self._pids = job.master, {}
         self._lookout.begin(job.cycle, self._pids)
+        self._tracker.begin()
         self._forked = (job.cycle, frozenset(ranks))
         plans = [
             RankPlan(
@@ -267,6 +294,7 @@ class Agent:
             )
             for rank in ranks
         ]
+        self._around.clearing.started()
         self._nursery.fork(job.cycle, plans)
         self._around.files.journal.record("started", job.cycle, ranks=list(ranks))
         if self._around.tail is not None:
@@ -281,27 +309,28 @@ class Agent:
         loop = asyncio.get_running_loop()
         answered = False
 
-        def answer(errors: dict[int, RankError]) -> None:
+        def answer(errors: dict[int, RankError], reruns: dict[int, RerunFinding]) -> None:
             nonlocal answered
             if not answered:
                 answered = True
-                self.feed(ErrorsRead(cycle, errors))
+                self.feed(ErrorsRead(cycle, errors, reruns))
 
         def read() -> None:
             folder = self._around.files.folder
             found = {rank: read_error(self._error_file(cycle, rank), folder.rank_log(cycle, rank)) for rank in ranks}
+            reruns = self._tracker.findings(ranks)
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(answer, {rank: error for rank, error in found.items() if error is not None})
+                loop.call_soon_threadsafe(answer, {rank: error for rank, error in found.items() if error is not None}, reruns)
 
         threading.Thread(target=read, name="ft-last-words", daemon=True).start()
-        loop.call_later(ERRORS_WAIT_S, answer, {})
+        loop.call_later(ERRORS_WAIT_S, answer, {}, {})
 
     # -- what the nursery tells ---------------------------------------------------------------------------------------------------------------
 
     def on_ready(self) -> None:
         """A zygote can fork ranks."""
         self._standbys.use(self._nursery.prepare_standby, self._nursery.release_standby)
-        self.feed(ZygoteStarted())
+        self._around.clearing.when_open(lambda: self.feed(ZygoteStarted()) if self._nursery.ready else None)
 
     def on_standby(self, token: int, port: int | None, reason: str) -> None:
         """A standby store listens, or (no port) there will be none."""
@@ -329,14 +358,14 @@ class Agent:
 
     def on_reaped(self, cycle: int, left: tuple[int, ...], seconds: float) -> None:
         """Nothing of the cycle is left here."""
-        progress = self._watch.progress()
+        progress, reruns = self._watch.progress(), on_pages(self._watch.pages())
         self._watch.close()
         self._lookout.end()
         self._nvrx.close_cycle()
         self._standbys.release_used(AFTERWARDS_S)
         if self._around.tail is not None:
             self._around.tail.end_cycle()
-        self.feed(RanksReaped(cycle, left, seconds, progress))
+        self._around.clearing.after(RanksReaped(cycle, left, seconds, progress, reruns), self._last_cycle(), self.feed)
 
     def on_lost(self, reason: str) -> None:
         """The zygote is gone and everything below it with it."""

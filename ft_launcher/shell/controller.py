@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ft_launcher.core.actions import Commit, JobAction, RecordDecision, RecordRecovery, Say, SetTimer
-from ft_launcher.core.events import JobEvent, NodeJoined, NodeLost, ProgressSeen, ReportReceived, Timer, TimerFired
-from ft_launcher.core.evidence import NodeInfo, NodeReport
+from ft_launcher.core.events import DrainAsked, JobEvent, NodeJoined, NodeLost, ProgressSeen, ReportReceived, Timer, TimerFired
+from ft_launcher.core.evidence import NO_CYCLE, NodeInfo, NodeReport
 from ft_launcher.core.job import JobMachine
 from ft_launcher.core.state import JobState, Options, Phase
 from ft_launcher.core.topology import Topology
@@ -69,6 +69,8 @@ class Job:
     generation: int
     topology: Topology
     options: Options
+    inherit: Callable[[JobState], JobState] = lambda fresh: fresh
+    """What a generation that has not begun takes over from files."""
 
 
 class Neighbours(Protocol):
@@ -181,12 +183,14 @@ class Controller:
             known = JobState(keys.run_id, self._job.generation)
         if known.generation > self._job.generation:
             raise DeposedError(f"generation {known.generation} of the job is not ours to govern")
+        if known.cycle == NO_CYCLE and known.phase is Phase.FORMING:
+            known = self._job.inherit(known)
         if self._keeper is not None:
             await self._keeper.load(self._leader_revision)
             self._watching.append(asyncio.create_task(self._keeper.run()))
         self._machine = JobMachine(known, self._job.topology, self._job.options)
         await self._carry_out([Commit(known), *self._machine.begin(self._now())])
-        for prefix in (keys.nodes, keys.reports):
+        for prefix in (keys.nodes, keys.reports, keys.drains):
             listing = await self._store.list(prefix)
             for found in listing.entries:
                 self._on_change(Change(found.key, found, found.modified))
@@ -249,8 +253,15 @@ class Controller:
         keys = self._job.keys
         if change.key.startswith(keys.nodes):
             self._on_registration(change.key.removeprefix(keys.nodes), change)
+        elif change.key.startswith(keys.drains):
+            self._on_drain_request(change)
         elif change.entry is not None:
             self.offer(ReportReceived(NodeReport.from_json(json.loads(change.entry.value))))
+
+    def _on_drain_request(self, change: Change) -> None:
+        """Known from now on; a successor that finds it again asks again, which changes nothing. It is taken away with the node."""
+        if change.entry is not None:
+            self.offer(DrainAsked(change.key.removeprefix(self._job.keys.drains)))
 
     def _on_registration(self, node_id: str, change: Change) -> None:
         if change.entry is None:

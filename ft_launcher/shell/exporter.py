@@ -16,8 +16,10 @@ from ft_launcher import __version__
 from ft_launcher.config import Config
 from ft_launcher.core.actions import RecordDecision, RecordRecovery
 from ft_launcher.core.events import ProgressSeen
+from ft_launcher.core.hardware import Ledger
 from ft_launcher.core.state import JobState, Options, Phase
 from ft_launcher.shell.journal import utc_now
+from ft_launcher.shell.ledger import exported, ledger_in
 from ft_launcher.shell.writer import Keep, Writer
 from ft_launcher.state import document as doc
 from ft_launcher.state.file import FtStateFile, Saved
@@ -55,6 +57,7 @@ class Exporter:
         for note in loaded.notes:
             say(note)
         self.document = doc.begin_run(loaded.document, self._run_info(folder))
+        self._ledger: Ledger = ledger_in(self.document, utc_now())
         self.document = doc.with_timeouts(self.document, self._fixed_timeouts(), utc_now())
 
     def _run_info(self, folder: RunFolder) -> doc.RunInfo:
@@ -131,6 +134,8 @@ class Exporter:
             position |= {"outcome": verdict.outcome.value, "exit_code": verdict.exit_code}
         self.document = doc.at_position(self.document, now, **position)
         self._count(job)
+        self.document = exported(self.document, self._ledger, job, now, self._config.quarantine_days)
+        self._ledger = job.hardware
         if job.phase is Phase.RUNNING and job.cycle not in self._cycles:
             self._cycles[job.cycle] = doc.CycleRecord(n=job.cycle, generation=self._generation, start=now, iteration_start=self._iteration)
             self.document = doc.with_cycle(self.document, self._cycles[job.cycle])
@@ -142,6 +147,7 @@ class Exporter:
             ("restarts", budgets.restarts, options.max_restarts),
             ("platform_faults", budgets.platform, options.max_platform_faults),
             ("stuck_cycles", budgets.stuck_cycles, options.no_progress_cycles),
+            ("reruns", budgets.reruns, options.max_reruns),
         ):
             self.document = doc.with_budget(self.document, kind, used, limit)
 

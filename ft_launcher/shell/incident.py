@@ -93,12 +93,14 @@ class Verdict:
     reason: str
     cycles: int
     first_cause: FirstCause | None = None
+    exclude: tuple[Mapping[str, Any], ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """verdict.json: exactly these keys."""
+        """verdict.json: exactly these keys, and `exclude` (devices that the next launch should stay away from) where there are any."""
         cause = self.first_cause.as_json() if self.first_cause else None
         named = {"outcome": self.outcome, "exit_code": self.exit_code, "reason": self.reason, "cycles": self.cycles}
-        return {**named, "first_cause": cause}
+        exclude = {"exclude": [dict(device) for device in self.exclude]} if self.exclude else {}
+        return {**named, "first_cause": cause, **exclude}
 
 
 class IncidentBook:

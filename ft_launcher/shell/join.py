@@ -82,6 +82,12 @@ def _placed(state: JobState) -> list[Peer]:
     return [Peer(n, state.addresses[n], state.incarnations.get(n, "")) for n in nodes if n in state.addresses]
 
 
+def _next_generation(state: JobState) -> JobState:
+    """A fresh job; what was found out about hardware stays known, and a rerun goes on."""
+    fresh = JobState(state.run_id, state.generation + 1)
+    return fresh.but(hardware=state.hardware, rerun=state.rerun, rerun_verdict=state.rerun_verdict)
+
+
 def _peer(entry: Entry) -> Peer:
     node = NodeInfo.from_json(json.loads(entry.value))
     return Peer(node.node_id, node.address, node.incarnation)
@@ -185,7 +191,7 @@ class Joiner:
         while True:
             spec, job = await self._store.get(self._keys.spec), await self._store.get(self._keys.job)
             if job is None:
-                return self._new_place(0, Created(self._keys.job, 0))
+                return self._new_place(JobState(self._config.run_id, 0), Created(self._keys.job, 0))
             state = JobState.from_json(json.loads(job.value))
             known = json.loads(spec.value) if spec is not None else {}
             if spec is not None and known.get("generation") != state.generation:
@@ -194,12 +200,12 @@ class Joiner:
             if await self._store.get(self._keys.spec) != spec:
                 continue  # another launch began while we looked whether this one lives
             if holder is None:
-                return self._new_place(state.generation + 1, Modified(self._keys.job, job.modified))
+                return self._new_place(_next_generation(state), Modified(self._keys.job, job.modified))
             self._compare(known, holder)
             return _Place(state.generation, (Modified(self._keys.spec, spec.modified if spec is not None else 0),))
 
-    def _new_place(self, generation: int, compare: Compare) -> _Place:
-        fresh = JobState(self._config.run_id, generation)
+    def _new_place(self, fresh: JobState, compare: Compare) -> _Place:
+        generation = fresh.generation
         puts = (
             Put(self._keys.job, json.dumps(fresh.to_json())),
             Put(self._keys.spec, json.dumps({**self._spec, "generation": generation})),

@@ -57,6 +57,11 @@ class Keys:
         return f"{self.root}reports/"
 
     @property
+    def drains(self) -> str:
+        """Prefix of the nodes that somebody wants out (`ft-launch drain`)."""
+        return f"{self.root}drains/"
+
+    @property
     def registers(self) -> str:
         """Prefix of what the store's clients keep for themselves."""
         return f"{self.root}registers/"

@@ -16,20 +16,26 @@ from ft_launcher import report
 from ft_launcher.config import Config
 from ft_launcher.core.node import STOP_SIGNALS, NodeOptions
 from ft_launcher.core.placement import Placement
-from ft_launcher.core.state import Options, Outcome
+from ft_launcher.core.state import JobState, Options, Outcome
 from ft_launcher.errors import FTError, PlatformError
 from ft_launcher.shell import incident, linux
 from ft_launcher.shell.agent import Agent, Surroundings
 from ft_launcher.shell.console import Console
 from ft_launcher.shell.controller import Controller, Job, Neighbours
+from ft_launcher.shell.device_ids import Devices, find_devices
 from ft_launcher.shell.exporter import Exporter
+from ft_launcher.shell.health import CHECK_S, Gate, Outlook
+from ft_launcher.shell.health_clearing import Clearing
+from ft_launcher.shell.health_disk import DiskSpace
 from ft_launcher.shell.join import FinishedError
-from ft_launcher.shell.journal import Journal
+from ft_launcher.shell.journal import Journal, utc_now
+from ft_launcher.shell.ledger import inherited
 from ft_launcher.shell.limits import LimitsKeeper
 from ft_launcher.shell.logs import LogTail
 from ft_launcher.shell.nursery import Nursery
 from ft_launcher.shell.presence import Alone, Hooks, Presence, Shared
 from ft_launcher.shell.process import ZygoteOptions
+from ft_launcher.shell.progress_file import ProgressFile
 from ft_launcher.shell.rank_env import job_environment
 from ft_launcher.shell.record import Files, RunRecord
 from ft_launcher.shell.writer import Writer
@@ -38,18 +44,21 @@ from monitors.attribution import attribute
 from monitors.learning import Learning
 
 FLUSH_S = 5.0
+REAP_S = 30.0
+"""So long a node may take to clear a cycle; the time of a health check comes on top."""
 
 
 def run(config: Config, environ: Mapping[str, str] | None = None) -> int:
     """Launch and supervise until the job is done; returns the exit code. Raises FTError for what the user or the platform got wrong."""
     _reserve_standard_descriptors()
     environ = dict(os.environ if environ is None else environ)
+    devices = find_devices(config.nproc, environ)
     folder = create_run_folder(config.log_dir, config.run_id) if config.store.kind == "memory" else None
     linux.become_subreaper()
     console = Console()
     console.start()
     try:
-        return asyncio.run(_enter(config, environ, console, folder))
+        return asyncio.run(_enter(config, environ, console, folder, devices))
     except FinishedError as finished:
         console.say(str(finished))
         return finished.code
@@ -76,13 +85,13 @@ def _failed(files: Files, error: Exception) -> FTError:
     return known
 
 
-async def _enter(config: Config, environ: Mapping[str, str], console: Console, folder: RunFolder | None) -> int:
+async def _enter(config: Config, environ: Mapping[str, str], console: Console, folder: RunFolder | None, devices: Devices) -> int:
     """Join the job, then run it."""
     presence: Presence
     if folder is not None:
-        presence = Alone(config, folder.generation)
+        presence = Alone(config, folder.generation, devices.names)
     else:
-        presence = await _joined(config, environ, console)
+        presence = await _joined(config, environ, console, devices)
         folder = create_run_folder(config.log_dir, config.run_id, presence.generation)
     writer = Writer(lambda text: console.say(text, "warning"))
     files = Files(folder, writer, Journal(writer, folder.journal(config.node_id), config.node_id), console)
@@ -90,7 +99,7 @@ async def _enter(config: Config, environ: Mapping[str, str], console: Console, f
     tail = LogTail(1, config.topology.world, console.say)
     tail.start()
     try:
-        return await _launch(config, environ, presence, files, tail)
+        return await _launch(config, environ, devices, presence, files, tail)
     except (FTError, OSError, MemoryError) as error:
         raise _failed(files, error) from error
     finally:
@@ -99,9 +108,9 @@ async def _enter(config: Config, environ: Mapping[str, str], console: Console, f
         await asyncio.to_thread(writer.close, FLUSH_S)
 
 
-async def _joined(config: Config, environ: Mapping[str, str], console: Console) -> Shared:
+async def _joined(config: Config, environ: Mapping[str, str], console: Console, devices: Devices) -> Shared:
     """A stop signal while joining ends the attempt."""
-    loop, task = asyncio.get_running_loop(), asyncio.create_task(Shared.enter(config, environ, console.say))
+    loop, task = asyncio.get_running_loop(), asyncio.create_task(Shared.enter(config, environ, console.say, devices.names))
     stopped: list[int] = []
 
     def stop(number: int) -> None:
@@ -124,11 +133,14 @@ def core_options(config: Config) -> Options:
         can_join=config.store.kind != "memory",
         max_restarts=config.max_restarts,
         no_progress_cycles=config.no_progress_cycles,
+        healthy_stretch_s=config.healthy_stretch_s,
+        quarantine_after=config.quarantine_after,
         join_wait_s=config.join_wait_s,
         spare_wait_s=config.spare_wait_s,
         exit_grace_s=config.exit_grace_s,
         term_grace_s=config.term_grace_s,
         survivor_grace_s=config.survivor_grace_s,
+        reap_s=REAP_S if config.health_check is None else REAP_S + CHECK_S,
         attribute=attribute,
     )
 
@@ -149,7 +161,6 @@ def _controllers(
 ) -> Callable[[str, Callable[[Controller], Neighbours] | None], Controller]:
     """Builds a controller, with a record of its own, whenever this agent becomes one."""
     options = core_options(config)
-    job = Job(presence.keys, presence.generation, config.topology, options)
 
     def learning(records: object) -> Learning:
         command = config.command
@@ -159,26 +170,47 @@ def _controllers(
         exporter = Exporter(config, options, files.folder, files.writer, lambda text: files.console.say(text, "warning"))
         record = RunRecord(files, exporter, topology=config.topology)
         keeper = LimitsKeeper(presence.store, presence.keys, record, learning) if config.learn_timeouts else None
+
+        def inherit(fresh: JobState) -> JobState:
+            return inherited(fresh, exporter.document, utc_now(), config.topology.world)
+
+        job = Job(presence.keys, presence.generation, config.topology, options, inherit)
         return Controller(presence.store, job, record, name, neighbours, keeper)
 
     return make
 
 
-async def _launch(config: Config, environ: Mapping[str, str], presence: Presence, files: Files, tail: LogTail) -> int:
+def _clearing(config: Config, environ: Mapping[str, str], devices: Devices, files: Files, spare: set[int]) -> Clearing:
+    """What a node must pass before it takes ranks, and what is read when a cycle is over."""
+
+    def say(text: str, level: str) -> None:
+        files.console.say(text, level)
+        files.journal.record("note", None, text=text)
+
+    gate = Gate(Outlook(config.node_id, environ, say, files.journal.record, spare), devices, config.health_check)
+    return Clearing(gate, ProgressFile(config.progress_file) if config.progress_file is not None else None)
+
+
+async def _launch(config: Config, environ: Mapping[str, str], devices: Devices, presence: Presence, files: Files, tail: LogTail) -> int:
     forwarded = frozenset(config.forward_signals) - STOP_SIGNALS
     node = NodeOptions(
         config.node_id, presence.generation, forwarded, survivor_grace_s=config.survivor_grace_s, incarnation=presence.incarnation
     )
-    around = Surroundings(config, presence.store, presence.keys, files, tail, (presence.progress, presence.samples), presence.in_touch)
-    agent = Agent(around, Nursery(_zygote_options(config, environ, files)), node, (presence.host, presence.listen_on))
+    nursery = Nursery(_zygote_options(config, environ, files))
+    tell = (presence.progress, presence.samples)
+    clearing = _clearing(config, environ, devices, files, nursery.spared)
+    around = Surroundings(config, presence.store, presence.keys, files, tail, tell, presence.in_touch, clearing)
+    agent = Agent(around, nursery, node, (presence.host, presence.listen_on))
     _announce(config, files)
     _catch_signals(agent, forwarded)
+    disk = asyncio.create_task(DiskSpace(files.folder.path, files.console.say).watch(files.writer))
     hooks = Hooks(agent.set_lease, agent.busy, agent.training, agent.fail)
     governing = asyncio.create_task(presence.govern(_controllers(config, presence, files), hooks))
     governing.add_done_callback(lambda task: _on_governing_done(task, agent))
     try:
         return await agent.run()
     finally:
+        disk.cancel()
         governing.cancel()
         with suppress(asyncio.CancelledError, FTError):
             await governing
@@ -196,18 +228,12 @@ def _catch_signals(agent: Agent, forwarded: frozenset[int]) -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
 
-def _without_effect(config: Config) -> list[str]:
-    """Options of the contract that this version only accepts: better said than trusted."""
-    given = {"--health-check": config.health_check, "--progress-file": config.progress_file}
-    return [f"{name} has no effect in this version" for name, value in given.items() if value is not None]
-
-
 def _announce(config: Config, files: Files) -> None:
     nodes = (config.node_id,) if config.nnodes == 1 else tuple(f"<node {i}>" for i in range(config.nnodes))
     placement = Placement(nodes=nodes, nproc=config.nproc)
     paths = {"store": config.store.kind, "logs": str(files.folder.path), "ft_state": str(config.ft_state)}
     limits = {**config.timeouts.sections, "out of section": config.timeouts.out_of_section_s}
     files.console.raw(report.banner(config.topology, placement, config.run_id, paths, limits))
-    for note in (*config.notes, *_without_effect(config)):
+    for note in config.notes:
         files.console.say(note)
     files.journal.record("launch", None, options=config.effective())

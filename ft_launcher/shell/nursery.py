@@ -102,10 +102,17 @@ class Nursery:
         self._tasks: set[asyncio.Task[None]] = set()
         self._pinger: asyncio.TimerHandle | None = None
         self._closing = False
+        self.spared: set[int] = set()
+        """Children of the agent that are none of ours: what is cleared away here leaves them alone."""
 
     def listen(self, listener: Listener) -> None:
         """Set who is told, before `start`."""
         self._listener = listener
+
+    @property
+    def ready(self) -> bool:
+        """A zygote can fork ranks now."""
+        return self._ready
 
     @property
     def _told(self) -> Listener:
@@ -161,7 +168,7 @@ class Nursery:
 
     async def _close_retired(self) -> None:
         retired, self._retired = self._retired, []
-        spare = [z.pid for z in (self._zygote,) if z is not None and z.pid is not None]
+        spare = [z.pid for z in (self._zygote,) if z is not None and z.pid is not None] + list(self.spared)
         for zygote in retired:
             await zygote.close(CLOSE_S, spare)
 
@@ -320,7 +327,7 @@ class Nursery:
 
     async def _clear_after(self, reason: str) -> None:
         """The ranks died with the zygote; their children have become ours."""
-        spare = [z.pid for z in self._retired if z.pid is not None]
+        spare = [z.pid for z in self._retired if z.pid is not None] + list(self.spared)
         swept = await asyncio.to_thread(strays.kill_all_below, os.getpid(), spare)
         self._left = swept.left
         self._told.on_lost(reason)

@@ -79,14 +79,14 @@ class Presence(Protocol):
 class Alone:
     """One node: the embedded store. `generation` is the run folder's."""
 
-    def __init__(self, config: Config, generation: int) -> None:
+    def __init__(self, config: Config, generation: int, devices: tuple[str, ...] = ()) -> None:
         self.store: Store = MemoryStore()
         self.keys = Keys(config.run_id)
         self.generation = generation
         self.host = (config.node_addr or LOCAL_HOST).partition(":")[0] or LOCAL_HOST
         self.listen_on = self.host
         self.incarnation = ""
-        self._info = node_info(config, self.host, generation, "")
+        self._info = node_info(config, self.host, generation, "", devices)
         self._controller: Controller | None = None
 
     async def govern(self, make: MakeController, hooks: Hooks) -> None:
@@ -120,7 +120,7 @@ class Alone:
 class Shared:
     """Many nodes: etcd. Use `await Shared.enter(...)`."""
 
-    def __init__(self, config: Config, store: EtcdStore, say: Say) -> None:
+    def __init__(self, config: Config, store: EtcdStore, say: Say, devices: tuple[str, ...] = ()) -> None:
         self.store: Store = store
         self.keys = Keys(config.run_id)
         self.generation = 0
@@ -128,6 +128,7 @@ class Shared:
         self.listen_on = ""
         self.incarnation = secrets.token_hex(6)
         self._config = config
+        self._devices = devices
         self._say = say
         self._server: ChannelServer | None = None
         self._identity = Identity(config.node_id, self.incarnation, "")
@@ -140,11 +141,11 @@ class Shared:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @classmethod
-    async def enter(cls, config: Config, environ: Mapping[str, str], say: Say) -> Shared:
+    async def enter(cls, config: Config, environ: Mapping[str, str], say: Say, devices: tuple[str, ...] = ()) -> Shared:
         """Reach the store, listen, join. Raises ConfigError, FinishedError, PlatformError (69: the store does not answer)."""
         from ft_launcher.shell.etcd import EtcdStore  # gRPC costs memory and time that one node alone need not spend
 
-        self = cls(config, EtcdStore(config.store, registers=Keys(config.run_id).registers), say)
+        self = cls(config, EtcdStore(config.store, registers=Keys(config.run_id).registers), say, devices)
         try:
             await self._enter(environ)
         except BaseException:
@@ -169,7 +170,7 @@ class Shared:
         self.generation, self._lease = joined.generation, joined.lease
 
     def _info(self, generation: int) -> NodeInfo:
-        return node_info(self._config, self._address, generation, self.incarnation)
+        return node_info(self._config, self._address, generation, self.incarnation, self._devices)
 
     async def govern(self, make: MakeController, hooks: Hooks) -> None:
         """Keep the lease, stand for controller, and notice when the controller's process is gone."""
@@ -269,9 +270,9 @@ def _on_keeping_done(task: asyncio.Task[None], hooks: Hooks) -> None:
         hooks.lost(error)
 
 
-def node_info(config: Config, address: str, generation: int, incarnation: str) -> NodeInfo:
+def node_info(config: Config, address: str, generation: int, incarnation: str, devices: tuple[str, ...] = ()) -> NodeInfo:
     """This node as the others see it."""
-    return NodeInfo(config.node_id, address, config.nproc, generation, config.node_order, dict(config.node_labels), (), incarnation)
+    return NodeInfo(config.node_id, address, config.nproc, generation, config.node_order, dict(config.node_labels), devices, incarnation)
 
 
 def _wanted_address(given: str | None) -> tuple[str | None, int]:

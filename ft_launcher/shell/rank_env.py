@@ -56,5 +56,6 @@ def rank_environment(config: Config, job: JobState, rank: int, error_file: Path)
         "FT_CP": topology.cp,
         "FT_DP": topology.dp,
         "FT_EP": topology.ep,
+        **({"FT_RERUN_VERDICT": job.rerun_verdict} if job.rerun_verdict else {}),
     }
     return {name: str(value) for name, value in {**torchrun, **ours}.items()}

@@ -20,10 +20,11 @@ from typing import Any, NoReturn
 import setproctitle
 
 from ft_launcher.core.command import Command
-from ft_launcher.shell import baseline, linux
+from ft_launcher.shell import baseline, linux, rank_output
 from ft_launcher.shell.baseline import Baseline
 from ft_launcher.shell.process_events import START_FAILED, RankSpec
 from monitors import client, layout, rank_page
+from rerun import megatron_hook
 
 PAGE, STACKS = layout.ENV_PAGE, layout.ENV_STACKS_FD
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
@@ -52,6 +53,7 @@ def become_rank(spec: RankSpec, around: Surroundings) -> None:
         _restore_interpreter(spec, around)
         if spec.page_fd is not None:
             client.install_hooks()
+            megatron_hook.install()
     except Exception as error:  # noqa: BLE001  whatever it is, this child must not go on as a second zygote
         _give_up(spec, error)
 
@@ -115,6 +117,7 @@ def _restore_interpreter(spec: RankSpec, around: Surroundings) -> None:
     sys.orig_argv[:] = [sys.executable, *around.flags, *command.argv]
     stdout: Any = sys.stdout
     stdout.reconfigure(line_buffering=False)  # as for a file, whatever the zygote's own output is
+    rank_output.begin_log()
     _own_seeds()
     if around.blas_threads is not None:
         around.blas_threads()

@@ -86,7 +86,7 @@ class RunRecord:
             self.flush()
             verdict = job.verdict
             cause = _first_cause(verdict.first_cause) if verdict.first_cause else None
-            final = incident.Verdict(verdict.outcome.value, verdict.exit_code, verdict.reason, job.cycle + 1, cause)
+            final = incident.Verdict(verdict.outcome.value, verdict.exit_code, verdict.reason, job.cycle + 1, cause, verdict.exclude)
             incident.submit_verdict(self._files.writer, self._files.folder.path, final)
 
     def decided(self, decision: RecordDecision) -> None:

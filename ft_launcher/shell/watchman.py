@@ -55,6 +55,8 @@ class Watchman:
     """The pages and the detector of one cycle. `hang_kills` False (`--hang-action log`): hangs are only told, never become events."""
 
     def __init__(self, node_id: str, limits: Limits, reactions: Reactions, hang_kills: bool = True, nvrx: NvrxServer | None = None) -> None:
+        self.elsewhere: Callable[[], int | None] = lambda: None
+        """The iteration of a script whose ranks tell none (`--progress-file`)."""
         self._node_id = node_id
         self._limits = limits
         self._reactions = reactions
@@ -167,6 +169,10 @@ class Watchman:
         now_ns = time.monotonic_ns()
         return {rank: _progress(watched, self._sample(rank, watched), now_ns, self._counted) for rank, watched in self._ranks.items()}
 
+    def pages(self) -> dict[int, PageSample]:
+        """What every rank's page says now."""
+        return {rank: watched.page.sample() for rank, watched in self._ranks.items()}
+
     def close(self) -> None:
         """Stop looking and give the pages back."""
         if self._timer is not None:
@@ -216,7 +222,7 @@ class Watchman:
 
     def _tell_progress(self, samples: list[PageSample], now_s: float) -> None:
         """The first step of all ranks at once, later ones once a second."""
-        iteration = max((s.iteration for s in samples if s.iteration is not None), default=None)
+        iteration = max((s.iteration for s in samples if s.iteration is not None), default=self.elsewhere())
         all_live = len(samples) == len(self._ranks)
         steps = min(s.steps for s in samples) if all_live else self._told[1]
         busy = any(s.open for s in samples)

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 import setproctitle
 
 from ft_launcher.core.command import Command
-from ft_launcher.shell import baseline, blas, forksafety, linux, main_module, process_events, rank_start, strays
+from ft_launcher.shell import baseline, blas, forksafety, linux, main_module, process_events, rank_output, rank_start, strays
 from ft_launcher.shell.baseline import Baseline
 from ft_launcher.shell.rank_start import Surroundings
 from ft_launcher.shell.sources import SourceGate, SourceStamps
@@ -99,6 +99,7 @@ def main(path: Sequence[str], modules: Collection[str]) -> Callable[[], object]:
     start = baseline.take()
     setup = Setup.read(setup_fd)
     setproctitle.setproctitle("ft-launch: zygote")
+    rank_output.install()
     sys.path[:] = path
     channel = Channel(socket.socket(fileno=sock_fd))
     preloaded = _Preloaded()

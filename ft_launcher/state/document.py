@@ -155,9 +155,9 @@ def with_timeouts(document: Document, timeouts: Mapping[str, SectionTimeout], at
     return {**document, "sections": sections, "current_timeouts": {**heartbeat, **exported}}
 
 
-def with_device(document: Document, device: str, **known: Any) -> Document:
+def with_device(document: Document, device: str, /, **known: Any) -> Document:
     """What is held against the device "node/slot": any of `suspicions` (count), `verdict` (one object, appended), `quarantine_until` (ISO
-    time or None).
+    time or None), `device` (its stable name), `rank` (whose results it spoiled), `why`.
     """
     entry = {"suspicions": 0, "verdicts": [], "quarantine_until": None, **document["hardware"].get(device, {})}
     verdict = known.pop("verdict", None)
@@ -205,7 +205,8 @@ def _left_behind(document: Document) -> Document:
     earlier = {**document["earlier_runs"], str(document["run"].get("id")): summary_of_run(document)}
     newest = dict(list(earlier.items())[-KEEP_RUNS:])
     fresh = empty()
-    return {**document, "earlier_runs": newest, **{key: fresh[key] for key in ("cycles", "dropped", "budgets", "run")}}
+    kept = {key: value for key, value in document.items() if key != "rerun"}
+    return {**kept, "earlier_runs": newest, **{key: fresh[key] for key in ("cycles", "dropped", "budgets", "run")}}
 
 
 def _section(before: Mapping[str, Any] | None, timeout: SectionTimeout, at: str) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from ft_launcher.core.events import (
     HangFound,
     JobChanged,
     NodeEvent,
+    NodeUnfit,
     RankEnded,
     RanksReaped,
     RanksStarted,
@@ -211,6 +212,28 @@ def test_a_rank_that_survives_its_sigkill_is_left_to_the_reaper() -> None:
     node.send(RanksReaped(0, (4711,), 5.0))
     assert node.report.unfit == "processes [4711] cannot be killed"
     assert node.report.reaped
+
+
+def test_devices_or_a_check_that_fail_after_the_ranks_are_gone_make_the_node_unfit() -> None:
+    node = Node()
+    node.warm()
+    node.run()
+    node.end(0, code=0)
+    node.end(1, code=0)
+    node.stop()
+    (report,) = of(Report, node.send(RanksReaped(0, (), 0.5, unfit="GPU-a: GPU is lost")))
+    assert report.report.reaped
+    assert report.report.unfit == "GPU-a: GPU is lost"
+    assert of(StartRanks, node.change(phase=Phase.RUNNING, cycle=1)) == []
+
+
+def test_a_node_without_ranks_can_become_unfit_too() -> None:
+    node = Node()
+    (report,) = of(Report, node.send(NodeUnfit(-1, "health check: no NIC")))
+    assert report.report.unfit == "health check: no NIC"
+    node.warm()
+    assert of(StartRanks, node.run()) == []
+    assert node.report.reaped and node.report.cycle == 0
 
 
 def test_a_head_whose_store_is_gone_does_not_start() -> None:

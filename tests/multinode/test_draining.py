@@ -1,0 +1,67 @@
+"""A node leaves and the job goes on: TERM to one agent, `ft-launch drain`, and what is refused. Several agents, a real etcd."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+from tests.multinode.cluster import Cluster, gone
+from tests.multinode.conftest import Make
+
+
+def drain(job: Cluster, node: str, run_id: str | None = None) -> subprocess.CompletedProcess[str]:
+    host, port = job.endpoints[0]
+    command = [sys.executable, "-m", "ft_launcher", "drain", node, "--store", f"etcd://{host}:{port}", "--run-id", run_id or job.run_id]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_term_to_one_agent_hands_its_place_to_the_spare_and_costs_nothing(make: Make) -> None:
+    job = make(nproc=2).start("n0", "n1", "n2")
+    before = job.until_step(0, 2)
+    victim, spare = job.holder(2, 0), next(n for n in ("n0", "n1", "n2") if n not in before)
+    ranks = job[victim].ranks()
+    job.until(lambda: (job.stored(f"reports/{spare}") or {}).get("standby"), "the spare is ready")
+    job[victim].process.send_signal(signal.SIGTERM)
+    after = job.until_step(1)
+    assert after == {spare: before[victim], **{n: r for n, r in before.items() if n != victim}}
+    assert job[victim].wait() == 0, job.story()
+    assert gone(ranks, 5)
+    assert [(d["rule"], d["decision"]) for d in job.decisions()] == [(2, "replace")]
+    stored = job.stored("job")
+    assert stored is not None
+    assert stored["budgets"]["restarts"] == 0
+
+
+def test_drain_asks_waits_and_says_what_became_of_it(make: Make) -> None:
+    job = make(nproc=1).start("n0", "n1", "n2")
+    before = job.until_step(0, 2)
+    victim, spare = job.holder(0, 0), next(n for n in ("n0", "n1", "n2") if n not in before)
+    job.until(lambda: (job.stored(f"reports/{spare}") or {}).get("standby"), "the spare is ready")
+    done = drain(job, victim)
+    assert done.returncode == 0, done.stderr
+    assert f"{victim} has left; {spare} is in its place (cycle 1)" in done.stderr
+    assert job[victim].wait() == 0
+    job.until_step(1)
+    refused = drain(job, spare)
+    assert refused.returncode == 75
+    assert "no spare can take its place" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    job.until_step(1, 3)
+    assert job.cycle() == 1, "and nothing has changed"
+
+
+def test_a_spare_that_is_drained_leaves_and_unknown_names_are_refused(make: Make) -> None:
+    job = make(nproc=1).start("n0", "n1", "n2")
+    before = job.until_step(0, 2)
+    spare = next(n for n in ("n0", "n1", "n2") if n not in before)
+    assert drain(job, "n9").returncode == 2
+    assert "it has n0, n1, n2" in drain(job, "n9").stderr
+    unknown = drain(job, "n0", run_id="nothing")
+    assert unknown.returncode == 2
+    assert "knows no run 'nothing'" in unknown.stderr
+    done = drain(job, spare)
+    assert done.returncode == 0, done.stderr
+    assert job[spare].wait() == 0
+    assert job.cycle() == 0
+    assert all(job[n].running() for n in before)
