@@ -7,6 +7,7 @@ first cause while somebody else failed otherwise.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -157,6 +158,17 @@ def describe_failure(evidence: Evidence, failure: Failure, others: int) -> str:
     at = f" at iteration {progress.iteration}" if progress and progress.iteration is not None else ""
     after = f"; {others} other rank{'s' if others > 1 else ''} failed because of it" if others else ""
     return f"{evidence.place(failure.exit.rank)} {failure.exit.describe()}{at}{after}"
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def error_place(exit_: RankExit) -> str:
+    """Which error it was, and where: its type and the innermost line of its traceback; empty where a rank left no traceback. Two failures with the same are one bug."""
+    if exit_.error is None or not (frames := _FRAME.findall(exit_.error.traceback)):
+        return ""
+    file, line = frames[-1]
+    return f"{exit_.error.message.partition(':')[0][:80]} at {file}:{line}"
 
 
 def cause_word(failure: Failure) -> str:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from ft_launcher.core.causes import Evidence, Failure, cause_word, describe_failure, exit_code_of
+from ft_launcher.core.causes import Evidence, Failure, cause_word, describe_failure, error_place, exit_code_of
 from ft_launcher.core.decision import NO_PROGRESS, RERUN_ELSEWHERE, RESULT_REJECTED, Decision, Do, Rule, first_cause
 from ft_launcher.core.evidence import signal_name
 from ft_launcher.core.rerun_policy import rerun_elsewhere, result_rejected
 from ft_launcher.core.state import Budgets, Culprit, Outcome, Verdict
+
+DRAINED = "node drain"
 
 _BAD_START = re.compile(
     r"^\W*(ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError|FileNotFoundError)\b|can't open file|No module named"
@@ -82,7 +84,7 @@ def node_drained(evidence: Evidence, budgets: Budgets) -> Decision | None:
     reason = f"node {', '.join(leaving)} was asked to leave"
     others = {n: why for n, why in {**evidence.unfit(), **evidence.lost}.items() if n in holders and n not in leaving}
     reason += "".join(f"; node {node}: {why}" for node, why in sorted(others.items()))
-    return Decision(Do.REPLACE, 2, "node drain", reason, budgets, replaced=(*leaving, *sorted(others)))
+    return Decision(Do.REPLACE, 2, DRAINED, reason, budgets, replaced=(*leaving, *sorted(others)))
 
 
 def node_gone(evidence: Evidence, budgets: Budgets) -> Decision | None:
@@ -153,7 +155,13 @@ def _charged(evidence: Evidence, budgets: Budgets, cause: str, rule: int, found:
     """Restart in place, or stop when `--max-restarts` is used up."""
     failure, said, culprit = found
     used, limit = budgets.restarts + 1, evidence.options.max_restarts
-    if culprit is not None:
+    error = error_place(failure.exit) if failure is not None else ""
+    again = bool(error) and error == budgets.last_error
+    if again:
+        said += "; the same error at the same place as the time before"
+    budgets = replace(budgets, last_error=error)
+    leaves = None if again else _node_to_leave(evidence, budgets, culprit)
+    if culprit is not None and leaves is None:
         by_node = {**budgets.node_failures, culprit.node: budgets.node_failures.get(culprit.node, 0) + 1}
         budgets = replace(budgets, node_failures=by_node)
     if used > limit:
@@ -161,9 +169,20 @@ def _charged(evidence: Evidence, budgets: Budgets, cause: str, rule: int, found:
         code = exit_code_of(failure.exit) if failure else 1
         verdict = Verdict(Outcome.FAILED, code, reason, first_cause(evidence, failure, cause, culprit))
         return Decision(Do.STOP, rule, cause, reason, budgets, verdict, culprit)
+    budgets, delay_s = replace(budgets, restarts=used), _backoff_s(evidence, budgets)
     reason = f"{said} (restart {used} of {limit})"
-    delay_s = _backoff_s(evidence, budgets)
-    return Decision(Do.RESTART, rule, cause, reason, replace(budgets, restarts=used), culprit=culprit, delay_s=delay_s)
+    if leaves is not None:
+        reason += f"; it is failure {budgets.node_failures.get(leaves, 0) + 1} of node {leaves}, so a spare takes its place"
+        return Decision(Do.REPLACE, rule, cause, reason, budgets, None, culprit, (leaves,), delay_s, ruled_out=False)
+    return Decision(Do.RESTART, rule, cause, reason, budgets, culprit=culprit, delay_s=delay_s)
+
+
+def _node_to_leave(evidence: Evidence, budgets: Budgets, culprit: Culprit | None) -> str | None:
+    """A node that has failed before is left for a spare, though it works: what is wrong with it may be more than one process. Not for a spare that failed as well."""
+    if culprit is None or not budgets.node_failures.get(culprit.node):
+        return None
+    fresh = [s for s in evidence.spares if not s.quarantined_slots and not s.failed_before]
+    return culprit.node if fresh else None
 
 
 def hang(evidence: Evidence, budgets: Budgets) -> Decision | None:

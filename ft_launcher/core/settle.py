@@ -13,7 +13,7 @@ from typing import Any
 from ft_launcher.core.actions import RecordDecision
 from ft_launcher.core.causes import Evidence
 from ft_launcher.core.decision import Decision
-from ft_launcher.core.policy import decide
+from ft_launcher.core.policy import DRAINED, decide
 
 
 def settle(evidence: Evidence, settled_s: float) -> tuple[Decision, RecordDecision]:
@@ -53,8 +53,8 @@ def _ranks(evidence: Evidence) -> dict[int, Mapping[str, Any]]:
 
 
 def _with_failed_nodes(decision: Decision) -> Decision:
-    """A node that was replaced has failed: should it come back, it is the spare of last resort."""
-    if not decision.replaced:
+    """A node that was replaced has failed, unless it only was asked to leave: should it come back, it is the spare of last resort."""
+    if not decision.replaced or decision.cause == DRAINED:
         return decision
     failures = dict(decision.budgets.node_failures)
     failures |= {node: failures.get(node, 0) + 1 for node in decision.replaced}

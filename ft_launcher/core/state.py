@@ -94,7 +94,7 @@ class Budgets:
     `best_iteration`: the highest iteration that all ranks of a cycle reached. `best_steps`: the most steps one cycle completed (scripts without absolute iterations).
     `clients`: the most ranks that had a client in one cycle.
     `stuck_cycles`: cycles in a row that went no further. `failures_in_a_row`: consecutive ends without progress since, what backoff grows with. `reruns`: moves and verdicts
-    because of wrong numbers.
+    because of wrong numbers. `last_error`: which error ended the last cycle that a crash ended, and where.
     """
 
     restarts: int = 0
@@ -107,6 +107,7 @@ class Budgets:
     clients: int = 0
     node_failures: Mapping[str, int] = field(default_factory=dict)
     reruns: int = 0
+    last_error: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON."""
@@ -121,6 +122,7 @@ class Budgets:
             "clients": self.clients,
             "node_failures": dict(self.node_failures),
             "reruns": self.reruns,
+            "last_error": self.last_error,
         }
 
 
