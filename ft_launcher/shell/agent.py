@@ -67,15 +67,24 @@ AFTERWARDS_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
+class Tell:
+    """The controller, wherever it is: progress; (cycle, samples); and (cycle, seconds) of a rank that has stood still so long, for the other nodes to look at theirs."""
+
+    progress: Callable[[ProgressSeen], None]
+    samples: Callable[[int, list[Sample]], None]
+    suspicion: Callable[[int, float], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What an agent works with. `tell` hands progress, and (cycle, samples), to the controller; `in_touch` tells whether the job is known to go on elsewhere while the store is away."""
+    """What an agent works with. `tell` is the controller's ear; `in_touch` tells whether the job is known to go on elsewhere while the store is away."""
 
     config: Config
     store: Store
     keys: Keys
     files: Files
     tail: LogTail | None
-    tell: tuple[Callable[[ProgressSeen], None], Callable[[int, list[Sample]], None]]
+    tell: Tell
     in_touch: Callable[[], bool] = lambda: False
     clearing: Clearing = field(default_factory=Clearing)
 
@@ -91,7 +100,7 @@ class Agent:
         self._nursery = nursery
         self._standbys = Standbys(*hosts, lambda address: self.feed(StandbyOpened(address)), self._warn)
         limits = Limits(config.timeouts.sections, config.timeouts.out_of_section_s)
-        reactions = Reactions(self.feed, around.tell[0], self._on_finding)
+        reactions = Reactions(self.feed, around.tell.progress, self._on_finding)
         requests = NvrxRequests(self._machine, self.feed, self._warn, around.files.journal)
         self._nvrx = NvrxServer(limits, requests.told(around.store, around.keys))
         self._watch = Watchman(config.node_id, limits, reactions, hang_kills=config.hang_action == "restart", nvrx=self._nvrx)
@@ -142,6 +151,11 @@ class Agent:
         trouble = report.exits or report.hangs or report.platform_fault or report.unfit or report.signals
         return self._machine.phase is NodePhase.RUNNING and not trouble
 
+    def look(self, cycle: int, since_s: float) -> None:
+        """A rank of another node has stood still for so long: what do ours that stand still, too?"""
+        if cycle == self._machine.cycle:
+            self._lookout.look(since_s)
+
     def set_lease(self, deadline_s: float) -> None:
         """Until when the node's lease is known to hold, for the ranks' `commit_allowed()`."""
         self._watch.set_lease(deadline_s)
@@ -183,7 +197,7 @@ class Agent:
         while self._around.config.learn_timeouts:
             await asyncio.sleep(SAMPLES_EVERY_S)
             if samples := self._watch.samples():
-                self._around.tell[1](self._machine.cycle, samples)
+                self._around.tell.samples(self._machine.cycle, samples)
 
     async def _follow_limits(self) -> None:
         """Learned limits hold from the moment they are published."""
@@ -384,7 +398,8 @@ class Agent:
         """Hangs become events elsewhere; everything is in the journal, and what would have been a kill is said in shadow mode."""
         fields = {"section": finding.section, "since_s": round(finding.since_s, 3), "limit_s": finding.limit_s, "reason": finding.reason}
         self._around.files.journal.record(f"finding-{finding.kind}", self._machine.cycle, rank=finding.rank, **fields)
-        self._lookout.on_finding(finding)
+        if self._lookout.on_finding(finding):
+            self._around.tell.suspicion(self._machine.cycle, finding.since_s)
         shadow = finding.kind == "hung" and self._around.config.hang_action == "log"
         if finding.kind == "silent" or shadow:
             would = " (only said, --hang-action log)" if shadow else ""

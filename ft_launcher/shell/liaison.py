@@ -21,15 +21,19 @@ from monitors.learning import Sample
 
 TICK_S = 0.25
 PROBE_S = 0.5
+LOOK_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Outward:
-    """What the liaison tells: events to the job machine, lines to people, samples (node, cycle, samples) to whoever learns from them."""
+    """What the liaison tells: events to the job machine, lines to people, samples (node, cycle, samples) to whoever learns from them, and (node, cycle, seconds) of a rank there
+    that has stood still so long.
+    """
 
     offer: Callable[[JobEvent], None]
     say: Callable[[str], None]
     learn: Callable[[str, int, list[Sample]], None]
+    suspicion: Callable[[str, int, float], None] = lambda node_id, cycle, since_s: None
 
 
 class Liaison:
@@ -43,6 +47,7 @@ class Liaison:
         self._lines: dict[str, Line] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = 0
+        self._looked_at = -LOOK_EVERY_S
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     def registered(self, node: NodeInfo) -> None:
@@ -79,6 +84,17 @@ class Liaison:
         if math.isfinite(began_ago_s):
             self._members.stepped(self._now() - began_ago_s)
 
+    def have_looked(self, node_id: str, cycle: int, since_s: float) -> bool:
+        """Have all agents but this one look at what their ranks do. False when that was done a moment ago: when a job of a thousand nodes stands still, each of them says so."""
+        now = self._now()
+        if now - self._looked_at < LOOK_EVERY_S:
+            return False
+        self._looked_at = now
+        for other, line in self._lines.items():
+            if other != node_id:
+                line.send({"look": [cycle, round(since_s, 3)]})
+        return True
+
     async def close(self) -> None:
         """Hang up everywhere."""
         self._timer.cancel()
@@ -106,6 +122,8 @@ class Liaison:
                 self._outward.offer(ProgressSeen(node_id, int(cycle), iteration, int(min_steps), ago_s, bool(busy)))
             elif "samples" in body:
                 self._outward.learn(node_id, int(body["cycle"]), samples_in(body["samples"]))
+            elif "suspect" in body:
+                self._outward.suspicion(node_id, int(body["suspect"][0]), float(body["suspect"][1]))
             elif "reached" in body:
                 self._on_reply(str(body["reached"]), str(body["incarnation"]), Reply(body["reply"]), witness=node_id)
 

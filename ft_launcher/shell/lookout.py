@@ -33,11 +33,16 @@ class Lookout:
         self._dumps.stop()
         self._cycle, self._pids = cycle, pids
 
-    def on_finding(self, finding: Finding) -> None:
-        """Look at a suspect, and at who stands still with it, unless it was looked at where it is."""
+    def on_finding(self, finding: Finding) -> bool:
+        """Look at a suspect, and at who stands still with it, unless it was looked at where it is. True when this is the first look at it here."""
         if finding.kind != "suspect" or not self._watch.unseen(finding.rank):
-            return
-        cycle, standing = self._cycle, self._watch.standing(finding.since_s * STANDING_SHARE)
+            return False
+        self.look(finding.since_s)
+        return True
+
+    def look(self, since_s: float) -> None:
+        """At whoever has been quiet for a good part of `since_s`: the age of a suspect, here or on another node."""
+        cycle, standing = self._cycle, self._watch.standing(since_s * STANDING_SHARE)
         where = {rank: position for rank, (_, position) in standing.items()}
         targets = [
             Target(rank, self._pids[rank], self._files.stacks(cycle, rank), signals, os.environ)

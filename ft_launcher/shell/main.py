@@ -19,7 +19,7 @@ from ft_launcher.core.placement import Placement
 from ft_launcher.core.state import JobState, Options, Outcome
 from ft_launcher.errors import FTError, PlatformError
 from ft_launcher.shell import incident, linux
-from ft_launcher.shell.agent import Agent, Surroundings
+from ft_launcher.shell.agent import Agent, Surroundings, Tell
 from ft_launcher.shell.console import Console
 from ft_launcher.shell.controller import Controller, Job, Neighbours
 from ft_launcher.shell.device_ids import Devices, find_devices
@@ -197,14 +197,14 @@ async def _launch(config: Config, environ: Mapping[str, str], devices: Devices, 
         config.node_id, presence.generation, forwarded, survivor_grace_s=config.survivor_grace_s, incarnation=presence.incarnation
     )
     nursery = Nursery(_zygote_options(config, environ, files))
-    tell = (presence.progress, presence.samples)
+    tell = Tell(presence.progress, presence.samples, presence.suspicion)
     clearing = _clearing(config, environ, devices, files, nursery.spared)
     around = Surroundings(config, presence.store, presence.keys, files, tail, tell, presence.in_touch, clearing)
     agent = Agent(around, nursery, node, (presence.host, presence.listen_on))
     _announce(config, files)
     _catch_signals(agent, forwarded)
     disk = asyncio.create_task(DiskSpace(files.folder.path, files.console.say).watch(files.writer))
-    hooks = Hooks(agent.set_lease, agent.busy, agent.training, agent.fail)
+    hooks = Hooks(agent.set_lease, agent.busy, agent.training, agent.fail, agent.look)
     governing = asyncio.create_task(presence.govern(_controllers(config, presence, files), hooks))
     governing.add_done_callback(lambda task: _on_governing_done(task, agent))
     try:

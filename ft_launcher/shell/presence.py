@@ -42,12 +42,14 @@ MakeController = Callable[[str, Callable[[Controller], Neighbours] | None], Cont
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What the presence tells the agent, and asks: `busy()`, whether this node holds ranks; `training()`, whether they run unharmed; `lost(error)` ends the agent."""
+    """What the presence tells the agent, and asks: `busy()`, whether this node holds ranks; `training()`, whether they run unharmed; `lost(error)` ends the agent;
+    `look(cycle, seconds)`: some rank elsewhere has stood still for so long."""
 
     on_deadline: Callable[[float], None]
     busy: Callable[[], bool]
     training: Callable[[], bool]
     lost: Callable[[BaseException], None]
+    look: Callable[[int, float], None]
 
 
 class Presence(Protocol):
@@ -68,6 +70,9 @@ class Presence(Protocol):
 
     def samples(self, cycle: int, samples: list[Sample]) -> None:
         """Tell the controller how long this node's ranks took."""
+
+    def suspicion(self, cycle: int, since_s: float) -> None:
+        """Tell the controller that a rank here has stood still for so long: the other nodes are to look at theirs."""
 
     def in_touch(self) -> bool:
         """Whether the job is known to go on, without the store."""
@@ -108,6 +113,9 @@ class Alone:
         if self._controller is not None:
             self._controller.learn(self._info.node_id, cycle, samples)
 
+    def suspicion(self, cycle: int, since_s: float) -> None:
+        """See Presence. There are no other nodes."""
+
     def in_touch(self) -> bool:
         """See Presence. This store is never away."""
         return False
@@ -137,6 +145,7 @@ class Shared:
         self._liaison: Liaison | None = None
         self._lease = 0
         self._address = ""
+        self._look: Callable[[int, float], None] = lambda cycle, since_s: None
         store.health.listen(self._on_store)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -178,6 +187,7 @@ class Shared:
         registration.on_deadline = hooks.on_deadline
         registration.on_usurped = lambda why: hooks.lost(PlatformError(why))
         self._registration = registration
+        self._look = hooks.look
         office = Office(self.store, self.keys, self._identity)
         patient: Callable[[], bool] = lambda: hooks.training() or self.in_touch()  # noqa: E731 - a method would need the hooks kept
         candidate = Candidate(office, lambda: make(self._leader_value(), self._neighbours), hooks.busy, patient)
@@ -203,7 +213,7 @@ class Shared:
 
     def _neighbours(self, controller: Controller) -> Liaison:
         self._liaison = Liaison(
-            self._identity, Rules(self._config.node_ttl_s), Outward(controller.offer, controller.warn, controller.learn)
+            self._identity, Rules(self._config.node_ttl_s), Outward(controller.offer, controller.warn, controller.learn, self._spread)
         )
         return self._liaison
 
@@ -237,8 +247,23 @@ class Shared:
         elif self._server is not None:
             self._server.tell({"samples": [[s.section, s.index, round(s.duration_s, 6)] for s in samples], "cycle": cycle})
 
+    def suspicion(self, cycle: int, since_s: float) -> None:
+        """See Presence."""
+        if self._candidate is not None and self._candidate.controller is not None:
+            self._spread(self._config.node_id, cycle, since_s)
+        elif self._server is not None:
+            self._server.tell({"suspect": [cycle, round(since_s, 3)]})
+
+    def _spread(self, node_id: str, cycle: int, since_s: float) -> None:
+        """As the controller: all nodes but the one that suspects look at their ranks."""
+        if self._liaison is not None and self._liaison.have_looked(node_id, cycle, since_s) and node_id != self._config.node_id:
+            self._look(cycle, since_s)
+
     def _on_request(self, body: Body, answer: Callable[[Body], None]) -> None:
-        """The controller asks whether we can reach somebody."""
+        """The controller asks whether we can reach somebody, or what our ranks do."""
+        with suppress(KeyError, TypeError, ValueError):
+            if "look" in body:
+                self._look(int(body["look"][0]), float(body["look"][1]))
         if {"reach", "address", "incarnation"} <= body.keys():
             peer = Peer(str(body["reach"]), str(body["address"]), str(body["incarnation"]))
             task = asyncio.create_task(self._reach_for(peer, answer))
