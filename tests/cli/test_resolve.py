@@ -49,7 +49,7 @@ def test_every_option_has_a_way_into_the_config(tmp_path: Path) -> None:
         "out-of-section": "1", "learn-timeouts": "false", "hang-action": "log", "max-restarts": "9", "no-progress-cycles": "9",
         "progress-file": "p", "node-ttl": "9", "join-wait": "9", "spare-wait": "9", "exit-grace": "9", "term-grace": "9",
         "survivor-grace": "9", "forward-signals": "HUP", "health-check": "c", "preload": "none", "start-method": "spawn",
-        "ft-state": "s", "log-dir": "d", "tee": "none",
+        "ft-state": "s", "log-dir": "d", "tee": "none", "healthy-stretch": "9", "quarantine-after": "9", "quarantine-days": "9",
     }  # fmt: skip
     assert set(texts) == set(OPTIONS)
     base = {"nnodes": "2", "nproc-per-node": "16", "store": "etcd://z:1", "run-id": "y", "store-cert": "a", "store-key": "b"}
