@@ -7,15 +7,18 @@ for people (`--json` for programs), plain when piped, and a reader that leaves e
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import shutil
+import signal
 import sys
 import time
+from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -24,10 +27,16 @@ from ft_launcher.dashboard.show import plain, tables
 from ft_launcher.errors import ConfigError
 from ft_launcher.state.reading import BadJsonError, parse, read_bytes
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 PIPED_WIDTH = 140
 _RETRIES = 15
 _RETRY_S = 0.02
 _ERRORS_SHOWN = 50
+
+_HOST = "127.0.0.1"
+_EVERY_S = 0.5
 
 _PATH = click.argument("path", type=click.Path(path_type=Path), default=Path("ft_logs/ft_state.json"), required=False)
 
@@ -74,6 +83,62 @@ def validate(path: Path) -> None:
     raise click.exceptions.Exit(1)
 
 
+@cli.command()
+@_PATH
+@click.option("--once", is_flag=True, help="One look, then the end; what `show` prints, and the ranks' states.")
+@click.option(
+    "--every", "every_s", type=click.FloatRange(0.1, 3600), default=_EVERY_S, show_default=True, help="Seconds between two looks."
+)
+def watch(path: Path, once: bool, every_s: float) -> None:
+    """The tables, live, until Ctrl-C.
+
+    Looks at the files again and again and draws when something has changed. The file may appear later, be rewritten, or go away and come back. Where the output
+    is no terminal, each change is one line.
+    """
+    from ft_launcher.dashboard.source import Source
+    from ft_launcher.dashboard.watch import lines, live, rendered
+
+    if once:
+        found = Source(path).look()
+        if found.document is None:
+            raise ConfigError(found.notes[0] if found.notes else f"{path}: cannot be read")
+        _print_all(rendered(found))
+    elif sys.stdout.isatty():
+        live(Source(path), every_s)
+    else:
+        lines(Source(path), every_s, _out)
+
+
+@cli.command()
+@_PATH
+@click.option("--host", default=_HOST, show_default=True, help="Where to listen; beyond this machine only with a token, or --no-token.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0: any free one; it is printed.")
+@click.option(
+    "--token-file", type=click.Path(path_type=Path), help="Ask for the bearer token in this file (else FT_STATE_TOKEN, where set)."
+)
+@click.option("--no-token", is_flag=True, help="Ask nobody for a token, whatever --host is.")
+def serve(path: Path, host: str, port: int, token_file: Path | None, no_token: bool) -> None:
+    """A page, /metrics and /api/state over HTTP, until Ctrl-C.
+
+    Reads the files when asked, never writes. The file may appear later.
+    """
+    from ft_launcher.dashboard import gate
+    from ft_launcher.dashboard.answers import Answers
+    from ft_launcher.dashboard.server import StateServer
+    from ft_launcher.dashboard.source import Source
+
+    token = gate.read_token(token_file, no_token, os.environ)
+    opened = gate.opened_for(host, token, no_token)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with StateServer(host, port, Answers(source := Source(path), opened)) as server:
+        where = source.look()
+        _out(f"serving {plain(str(where.path))} on {server.url}" + (" (asks for the token)" if token else ""))
+        for note in where.notes:
+            sys.stderr.write(f"ft-state: {plain(note)}\n")
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever(poll_interval=0.2)
+
+
 def main() -> NoReturn:
     """The `ft-state` command."""
     for stream in (sys.stdout, sys.stderr):
@@ -104,13 +169,17 @@ class _Page(io.StringIO):
 
 
 def _print(seen: Seen) -> None:
+    _print_all(tables(seen))
+
+
+def _print_all(renderables: Iterable[RenderableType]) -> None:
     from rich.console import Console
 
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal or os.environ.get("COLUMNS") else PIPED_WIDTH
     page = _Page()
     console = Console(file=page, width=width, force_terminal=terminal or None, highlight=False, emoji=False, markup=False)
-    for number, table in enumerate(tables(seen)):
+    for number, table in enumerate(renderables):
         console.print(*([""] if number else []), table, sep="\n")
     _out("\n".join(line.rstrip() for line in page.getvalue().split("\n")).rstrip("\n"))
 

@@ -16,7 +16,7 @@ from ft_launcher.shell.incident import incident_folders
 from ft_launcher.state.document import Document
 from ft_launcher.state.file import FtStateFile
 from ft_launcher.state.history import run_id
-from ft_launcher.state.reading import BadJsonError, parse
+from ft_launcher.state.reading import BadJsonError, parse, read_start
 from ft_launcher.state.run_folder import folder_name, parse_folder_name
 
 STATE_NAME = "ft_state.json"
@@ -56,28 +56,45 @@ def see(given: Path) -> Seen:
     loaded = FtStateFile(path).load()
     if loaded.document is None:
         raise ConfigError(loaded.notes[0] if loaded.notes else f"{path}: cannot be read")
-    folder = _run_folder(given, path, loaded.document)
+    folder = run_folder(given, path, loaded.document)
     notes = list(loaded.notes)
     if folder is None:
         return Seen(path, loaded.document, tuple(notes))
-    own = parse_folder_name(folder.resolve().name)
-    if own is not None and own != _launch(loaded.document):
-        notes.append(f"{path} is the state of {_said(_launch(loaded.document))}; incidents and verdict are of {_said(own)}")
+    notes += other_launch(path, loaded.document, folder)
     folders = incident_folders(folder)
-    incidents = tuple((one.name, _json_object(one / "summary.json") or {}) for one in folders[-_INCIDENTS_SHOWN:])
-    return Seen(path, loaded.document, tuple(notes), folder, _json_object(folder / "verdict.json"), incidents, len(folders))
+    incidents = tuple((one.name, json_object(one / "summary.json") or {}) for one in folders[-_INCIDENTS_SHOWN:])
+    return Seen(path, loaded.document, tuple(notes), folder, json_object(folder / "verdict.json"), incidents, len(folders))
 
 
-def _run_folder(given: Path, path: Path, document: Document) -> Path | None:
+def expected_path(given: Path) -> Path:
+    """The ft_state.json that `given` means or will mean: like `state_path` where there is one, else where it would appear. For those who wait for it."""
+    try:
+        return state_path(given)
+    except ConfigError:
+        if _is_dir(given):
+            return (given.parent if parse_folder_name(given.resolve().name) else given) / STATE_NAME
+        return given
+
+
+def run_folder(given: Path, path: Path, document: Document) -> Path | None:
     """The folder of the launch: the one that was named, else the state's own beside it or where the state says."""
     if _is_dir(given) and parse_folder_name(given.resolve().name):
         return given
     launch = _launch(document)
     if launch is None:
         return None
-    log_dir = (document["run"] or {}).get("log_dir")
-    places = [path.parent, *([Path(log_dir)] if isinstance(log_dir, str) and log_dir else [])]
-    return next((place / folder_name(*launch) for place in places if _exists(place / folder_name(*launch))), None)
+    name, log_dir = folder_name(*launch), (document["run"] or {}).get("log_dir")
+    said = Path(log_dir) if isinstance(log_dir, str) and log_dir else None
+    places = [path.parent / name, *([said / name, *([said] if said.name == name else [])] if said is not None else [])]
+    return next((place for place in places if _is_dir(place)), None)
+
+
+def other_launch(path: Path, document: Document, folder: Path) -> list[str]:
+    """A note where the folder is of another launch than the state; empty where they belong together."""
+    own = parse_folder_name(folder.resolve().name)
+    if own is None or own == _launch(document):
+        return []
+    return [f"{path} is the state of {_said(_launch(document))}; incidents and verdict are of {_said(own)}"]
 
 
 def _launch(document: Document) -> tuple[str, int] | None:
@@ -90,10 +107,10 @@ def _said(launch: tuple[str, int] | None) -> str:
     return "no run" if launch is None else f"run {launch[0]!a} generation {launch[1]}"
 
 
-def _json_object(path: Path) -> dict[str, Any] | None:
+def json_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file, None where it is missing, torn or anything else."""
     try:
-        with open(path, "rb") as file:
-            value = parse(file.read(_MAX_BYTES))
+        value = parse(read_start(path, _MAX_BYTES))
     except (OSError, BadJsonError, json.JSONDecodeError):
         return None
     return value if isinstance(value, dict) else None

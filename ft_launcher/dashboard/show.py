@@ -112,16 +112,31 @@ def _outcome(seen: Seen, run: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _timeouts(document: Mapping[str, Any]) -> Table:
-    table = _table("Timeouts", "section", "hard", "soft", "since", "why")
+    table = _table("Timeouts", "section", "hard", "soft", "usual", "since", "why")
     for name, section in document["sections"].items():
         hard = "never" if section.get("hard_s") is None else seconds(section.get("hard_s"))
-        _rows(table, [(plain(name), hard, seconds(section.get("soft_s")), plain(section.get("since")), plain(section.get("why")))])
+        cells = (
+            hard,
+            seconds(section.get("soft_s")),
+            _usual(section.get("distribution")),
+            plain(section.get("since")),
+            plain(section.get("why")),
+        )
+        _rows(table, [(plain(name), *cells)])
     exported = document["current_timeouts"].get("section", {})
     for name, value in exported.get("section", {}).items():
         known = document["sections"].get(name)
         if known is None or known.get("hard_s") != value:
-            _rows(table, [(plain(name), seconds(value), "-", "-", "as the training script's own NVRx client wrote it")])
+            _rows(table, [(plain(name), seconds(value), "-", "-", "-", "as the training script's own NVRx client wrote it")])
     return table
+
+
+def _usual(distribution: object) -> str:
+    """How long the section takes: the median and the longest of the last occurrences, and how many there were."""
+    recent = distribution.get("recent") if isinstance(distribution, dict) else None
+    if not isinstance(distribution, dict) or not isinstance(recent, dict):
+        return "-"
+    return f"{seconds(recent.get('p50_s'))} (to {seconds(recent.get('max_s'))}, {plain(distribution.get('count'))} seen)"
 
 
 def _cycles(document: Mapping[str, Any]) -> Table:
@@ -151,10 +166,11 @@ def _incidents(seen: Seen) -> Table:
 
 
 def _hardware(hardware: Mapping[str, Any]) -> Table:
-    table = _table("Hardware under suspicion", "device", "suspicions", "quarantine until", "verdicts")
-    for device, known in hardware.items():
+    table = _table("Hardware under suspicion", "device", "suspicions", "quarantine until", "verdicts", "why")
+    for device, known in sorted(hardware.items(), key=lambda item: (item[1].get("quarantine_until") is None, item[0])):
         verdicts = ", ".join(f"{plain(one.get('verdict'))} ({plain(one.get('at'))})" for one in known.get("verdicts", [])[-3:])
-        _rows(table, [(plain(device), plain(known.get("suspicions")), plain(known.get("quarantine_until")), verdicts or "-")])
+        cells = (plain(known.get("suspicions")), plain(known.get("quarantine_until")), verdicts or "-", plain(known.get("why")))
+        _rows(table, [(plain(device), *cells)])
     return table
 
 

@@ -126,6 +126,15 @@ def read_bytes(path: Path) -> bytes:
     return _bytes_of(path)[0]
 
 
+def read_start(path: Path, limit: int) -> bytes:
+    """At most the first `limit` bytes of a regular file. Raises `OSError`; never waits for a pipe."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(handle, "rb", closefd=True) as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(0, "not a regular file")
+        return file.read(limit)
+
+
 def _judge(path: Path, value: object, signature: Signature) -> Look:
     if not isinstance(value, dict):
         return Look(Found.STRANGE, (f"{path}: not a JSON object",), signature=signature)
