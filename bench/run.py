@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -111,6 +112,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     """Run them all."""
     options = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the benchmark of the moment is ended, too
     began, before = time.monotonic(), machine()
     found = {bench.name: run_one(bench, options.runs, options.quick) for bench in BENCHES if bench.name in options.only}
     print("\n== targets ==", *targets(found), sep="\n")

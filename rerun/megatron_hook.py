@@ -1,17 +1,22 @@
-"""Unmodified Megatron under the launcher: three things that its rerun state machine cannot know, taught when its module is imported.
+"""Unmodified Megatron under the launcher: what its rerun state machine cannot know, and one thing that it does wrong, put right when its module is imported.
 
 - *The verdict.* After exit 17 the launcher restarts on good hardware, from the fault checkpoint, with FT_RERUN_VERDICT set. In it Megatron 0.16.1 finds its old state
   again and raises TypeError (transient) or exits 17 for ever (persistent). While the variable is set, a saved state is no valid state, as after `--rerun-mode disabled`.
 - *The launcher.* What goes to the file of rejected results, or would if there were one, is left in the section page as well.
 - *The place.* "The same GPU" is (host name, CUDA index) to Megatron. Here the suspected place is kept in the launcher's words (rerun/place.py), and while Megatron
   compares it stands there in Megatron's own words if it is the same place, else as nothing.
+- *The step's beginning.* Megatron puts a script's saved state back twice, for the rerun and for the checkpoint, and Megatron's tracker of generators writes into what it
+  is given: the checkpoint then holds the generators of the step's end. With dropout, the next device would compute other numbers and the first one be called faulty. So
+  each time a copy is put back.
 
 `install` costs a rank one object: a finder that lets every import pass but one, or the patch itself where Megatron was preloaded before the fork. Everything is looked up
-first and replaced afterwards: a Megatron that looks different is left as it is. Must never import torch or Megatron, print, or fail a script.
+first and replaced afterwards: a Megatron that looks different is left as it is. With `--start-method spawn` a rank is a fresh interpreter that nobody has prepared: there
+the hook is missing, and the tracker file is what the launcher has. Must never import torch or Megatron, print, or fail a script.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import sys
@@ -56,6 +61,7 @@ class _Finder:
     """Lets others find every module; the one is taught as soon as it has been executed."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """The one module's spec, with a loader that teaches it; None for all others."""
         if fullname != TARGET:
             return None
         others = (
@@ -187,10 +193,31 @@ def _quietly(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return None
 
 
+# -- the step's beginning
+
+
+def _from_a_copy(module: ModuleType, original: Method) -> Method:
+    """_restore_state: what the script's own function gets is a copy."""
+
+    @functools.wraps(original)
+    def restore_state(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Around the original, which reads `self.saved_state`."""
+        kept = self.saved_state
+        copied = _quietly(copy.deepcopy, kept)
+        self.saved_state = kept if copied is None else copied
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            self.saved_state = kept
+
+    return restore_state
+
+
 LESSONS: dict[str, Callable[[ModuleType, Method], Method]] = {
     "validate_state_dict": _no_old_state,
     "load_state_dict": _nothing_to_load,
     "_log_validation_error_to_file": _also_to_the_page,
     "should_run_forward_backward": _take_back_when_harmless,
     "validate_result": _in_the_launchers_places,
+    "_restore_state": _from_a_copy,
 }

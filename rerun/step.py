@@ -5,6 +5,7 @@ It knows data iterators and generators; it must never know why a step is repeate
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +36,7 @@ class Step:
         if self._generators is not None:
             self._generators()
         if self._own and self._put_back:
-            self._put_back(self._own)
+            self._put_back(copy.deepcopy(self._own))  # it may be used up, and the step may be rewound twice
         for iterator in iterators:
             iterator.rewind()
 

@@ -34,6 +34,7 @@ from megatron.core.dist_checkpointing.strategies.torch import (
 )
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from model import Trainee
+from reruns import Reruns
 from torch.distributed import checkpoint as torch_checkpoint
 
 from monitors.fence import CheckpointFence, FenceLost, newest_commit
@@ -93,8 +94,8 @@ class Checkpoints:
     `commit_allowed` is the launcher's hint that this cycle is still the current one; the fence in the folder itself is what holds.
     """
 
-    def __init__(self, args: argparse.Namespace, trainee: Trainee, text: str, commit_allowed: Callable[[], bool]) -> None:
-        self._args, self._trainee, self._commit_allowed = args, trainee, commit_allowed
+    def __init__(self, args: argparse.Namespace, trainee: Trainee, reruns: Reruns, text: str, commit_allowed: Callable[[], bool]) -> None:
+        self._args, self._trainee, self._reruns, self._commit_allowed = args, trainee, reruns, commit_allowed
         self._run = {name: getattr(args, name) for name in SAME} | {"text": text}
         self._fence: CheckpointFence | None = None  # on rank 0 alone
         self._number = 0
@@ -112,14 +113,14 @@ class Checkpoints:
             print(f"nothing to resume from in {self._args.load}: starting at iteration 0", flush=True)
         return Progress()
 
-    def save(self, progress: Progress) -> None:
-        """Write, seal and commit a checkpoint. Exits with one line when another run owns the folder by now."""
-        name = storage.name_of(progress.iteration, self._number)
+    def save(self, progress: Progress, fault: bool = False) -> None:
+        """Write, seal and commit a checkpoint; with `fault`, of a step that is disputed. Exits with one line when another run owns the folder by now."""
+        name = storage.name_of(progress.iteration, self._number, fault)
         temporary = self._args.save / (storage.TEMPORARY + name)
         if dist.get_rank() == 0:
             temporary.mkdir()
         dist.barrier()
-        self._write(temporary, progress)
+        self._write(temporary, progress, fault)
         files: list[Any] = [None] * dist.get_world_size()
         dist.gather_object(_own_files(temporary), files if dist.get_rank() == 0 else None)
         outcome = [self._commit(name, {k: v for part in files for k, v in part.items()}) if dist.get_rank() == 0 else ""]
@@ -194,18 +195,26 @@ class Checkpoints:
             "random": _sharded(_random_state()),
         }
 
-    def _write(self, temporary: Path, progress: Progress) -> None:
+    def _write(self, temporary: Path, progress: Progress, fault: bool) -> None:
         self._saves += 1
         state = self._state(loading=False) | asdict(progress)
+        if fault:
+            state["rerun_state_machine"] = self._reruns.state()
         strategy = InProcessSave("torch_dist", 1)
         # Megatron's check that each shard is written exactly once costs as much as the save: once a process is enough.
         dist_checkpointing.save(state, str(temporary), strategy, validate_access_integrity=self._saves == 1)
 
     def _restore(self, checkpoint: Path) -> Progress:
-        state = dist_checkpointing.load(self._state(loading=True), str(checkpoint), LocalLoad(), validate_access_integrity=False)
+        wanted = self._state(loading=True)
+        disputed = self._reruns.checks and checkpoint.name.endswith(storage.FAULT)
+        if disputed:
+            wanted["rerun_state_machine"] = self._reruns.state(wanted=True)
+        state = dist_checkpointing.load(wanted, str(checkpoint), LocalLoad(), validate_access_integrity=False)
         self._trainee.bare.load_state_dict(state["model"])
         self._trainee.optimizer.load_state_dict(state["optimizer"])
         _restore_random_state(state["random"])
+        if disputed:
+            self._reruns.resume(state["rerun_state_machine"])
         progress = Progress(state["iteration"], state["consumed_samples"])
         if dist.get_rank() == 0:
             print(f"resumed from {checkpoint.name}: iteration {progress.iteration}, {progress.consumed_samples} samples used", flush=True)

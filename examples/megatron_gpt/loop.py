@@ -7,6 +7,7 @@ Losses are of their own iteration alone and travel as they are, so that two runs
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 from model import Trainee, device, learning_rate
+from reruns import Check, Reruns
 
 PROMPT = "import os\n\ndef "
 TEMPERATURE = 0.8
@@ -32,11 +34,17 @@ class Shape(NamedTuple):
     length: int
 
 
-def train_step(args: argparse.Namespace, trainee: Trainee, corpus: Corpus, progress: Progress) -> tuple[float, float]:
-    """One optimizer step on the samples that follow `progress`; (loss, gradient norm), the loss on the last pipeline stage only (else 0)."""
-    trainee.model.zero_grad_buffer()
-    trainee.optimizer.zero_grad()
-    loss = _run(args, trainee, _batches(args, corpus, progress.consumed_samples), forward_only=False)
+def train_step(args: argparse.Namespace, trainee: Trainee, reruns: Reruns, progress: Progress) -> tuple[float, float]:
+    """One optimizer step on the next samples of `reruns`; (loss, gradient norm), the loss on the last pipeline stage only (else 0). Raises `reruns.Leave` instead
+    of stepping when a result was wrong. Forward and backward may run twice.
+    """
+    loss = 0.0
+    reruns.begin(progress.iteration + 1)
+    while reruns.run_forward_backward():
+        trainee.model.zero_grad_buffer()
+        trainee.optimizer.zero_grad()
+        loss = _run(args, trainee, reruns.samples, partial(_forward_step, reruns.check_loss), forward_only=False)
+    reruns.leave_if_wrong()
     for group in trainee.optimizer.param_groups:
         group["lr"] = learning_rate(args, progress.iteration)
     _, grad_norm, _ = trainee.optimizer.step()
@@ -46,7 +54,10 @@ def train_step(args: argparse.Namespace, trainee: Trainee, corpus: Corpus, progr
 def held_out_loss(args: argparse.Namespace, trainee: Trainee, corpus: Corpus) -> float:
     """Mean loss over the same few held-out batches every time; on the last pipeline stage only (else 0)."""
     trainee.model.eval()
-    losses = [_run(args, trainee, _batches(args, corpus, n * args.global_batch_size), forward_only=True) for n in range(args.eval_iters)]
+    step = partial(_forward_step, None)
+    losses = [
+        _run(args, trainee, batches(args, corpus, n * args.global_batch_size), step, forward_only=True) for n in range(args.eval_iters)
+    ]
     trainee.model.train()
     return sum(losses) / len(losses)
 
@@ -62,18 +73,18 @@ def sample_text(args: argparse.Namespace, trainee: Trainee, prompt: str = PROMPT
     return text.decode(errors="replace")
 
 
-def _batches(args: argparse.Namespace, corpus: Corpus, consumed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """(tokens, labels) per micro-batch of this data-parallel rank, each [micro_batch, seq_length]."""
+def batches(args: argparse.Namespace, corpus: Corpus, consumed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """(tokens, labels) of this data-parallel rank, micro-batch by micro-batch without end, each [micro_batch, seq_length]."""
     size, replica = args.micro_batch_size, parallel_state.get_data_parallel_rank()
-    for micro in range(args.num_microbatches):
+    for micro in itertools.count():
         first = consumed + (micro * args.data_parallel_size + replica) * size
         rows = corpus.batch(args.seed, range(first, first + size)).to(device())
         yield rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
-def _run(args: argparse.Namespace, trainee: Trainee, batches: Iterator[Any], forward_only: bool) -> float:
-    """All micro-batches through the pipeline; the mean loss over them and over the data-parallel replicas."""
-    losses = _schedule(trainee, _forward_step, batches, Shape(args.num_microbatches, args.micro_batch_size, args.seq_length), forward_only)
+def _run(args: argparse.Namespace, trainee: Trainee, samples: Iterator[Any], step: Callable[..., Any], forward_only: bool) -> float:
+    """All micro-batches of an iteration through the pipeline; the mean loss over them and over the data-parallel replicas."""
+    losses = _schedule(trainee, step, samples, Shape(args.num_microbatches, args.micro_batch_size, args.seq_length), forward_only)
     if not parallel_state.is_pipeline_last_stage():
         return 0.0
     mean = torch.stack(losses).mean()
@@ -81,11 +92,11 @@ def _run(args: argparse.Namespace, trainee: Trainee, batches: Iterator[Any], for
     return float(mean) / float(args.data_parallel_size)
 
 
-def _schedule(trainee: Trainee, step: Callable[..., Any], batches: Iterator[Any], shape: Shape, forward_only: bool) -> list[torch.Tensor]:
+def _schedule(trainee: Trainee, step: Callable[..., Any], samples: Iterator[Any], shape: Shape, forward_only: bool) -> list[torch.Tensor]:
     """Megatron's schedule for this number of stages. `step(iterator, model) -> (output, loss function)`."""
     results: list[torch.Tensor] = get_forward_backward_func()(
         forward_step_func=step,
-        data_iterator=batches,
+        data_iterator=samples,
         model=[trainee.model],
         num_microbatches=shape.micro_batches,
         seq_length=shape.length,
@@ -95,14 +106,16 @@ def _schedule(trainee: Trainee, step: Callable[..., Any], batches: Iterator[Any]
     return results
 
 
-def _forward_step(batches: Iterator[tuple[torch.Tensor, torch.Tensor]], model: Any) -> tuple[torch.Tensor, Callable[..., Any]]:
-    tokens, labels = next(batches)
-    return model(tokens, _positions(tokens), None, labels=labels), _mean_loss
+def _forward_step(check: Check | None, samples: Iterator[Any], model: Any) -> tuple[torch.Tensor, Callable[..., Any]]:
+    tokens, labels = next(samples)
+    return model(tokens, _positions(tokens), None, labels=labels), partial(_mean_loss, check)
 
 
-def _mean_loss(losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _mean_loss(check: Check | None, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(loss to differentiate, loss to report): the schedule divides the first one in place."""
     loss = losses.float().mean()
+    if check is not None:
+        check(loss.detach())
     return loss, loss.detach().clone()
 
 

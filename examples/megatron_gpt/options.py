@@ -11,6 +11,10 @@ import os
 from pathlib import Path
 
 DEFAULT_SAVE_INTERVAL = 20
+FIRST_CHECKED = 2
+
+KINDS = ("transient", "persistent", "application")
+DIAGNOSTICS = ("correct_result", "transient_error", "persistent_error")
 
 # Everything that training imports beyond the standard library: with `ft-launch --preload` of these a rank imports nothing of weight itself.
 PRELOAD = "torch,megatron.core,megatron.core.models.gpt.gpt_layer_specs,megatron.core.dist_checkpointing.strategies.torch,torch.utils.serialization.config,psutil"
@@ -42,6 +46,20 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--seed", type=int, default=1234)
     train.add_argument("--eval-interval", type=int, default=50, help="iterations between held-out losses; 0: never")
     train.add_argument("--eval-iters", type=_positive, default=2, help="global batches in a held-out loss")
+    wrong = p.add_argument_group("wrong numbers")
+    wrong.add_argument("--inject", choices=KINDS, default=None, help="spoil a gradient; needs --at, --on, --save")
+    wrong.add_argument("--at", type=_positive, default=None, metavar="ITERATION")
+    wrong.add_argument("--on", type=int, default=None, metavar="RANK")
+    wrong.add_argument(
+        "--rerun", choices=("ours", "megatron", "off"), default=None, help="who checks results; default: ours with --inject, else off"
+    )
+    wrong.add_argument(
+        "--error-injection-rate", type=int, default=0, metavar="N", help="Megatron's: pretend an error at one check in N; 0: never"
+    )
+    wrong.add_argument("--error-injection-type", choices=DIAGNOSTICS, default="transient_error")
+    wrong.add_argument(
+        "--result-rejected-tracker-filename", default=None, metavar="FILE", help="Megatron's: a line for each rejected result"
+    )
     keep = p.add_argument_group("checkpoints and output")
     keep.add_argument("--save", type=Path, default=None, metavar="DIR")
     keep.add_argument("--load", type=Path, default=None, metavar="DIR", help="default: --save")
@@ -60,6 +78,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     args.load = args.load or args.save
     args.lr_decay_iters = args.lr_decay_iters or max(1, args.train_iters)
     args.data_parallel_size = _data_parallel_size(p, args)
+    _check_wrong_numbers(p, args)
     _require(p, args.num_layers % args.pipeline_model_parallel_size == 0, args, "num_layers", "pipeline_model_parallel_size")
     _require(p, args.num_attention_heads % args.tensor_model_parallel_size == 0, args, "num_attention_heads", "tensor_model_parallel_size")
     _require(p, args.hidden_size % args.num_attention_heads == 0, args, "hidden_size", "num_attention_heads")
@@ -72,6 +91,19 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         )
     args.num_microbatches = args.global_batch_size // per_micro_step
     return args
+
+
+def _check_wrong_numbers(p: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    args.rerun = args.rerun or ("ours" if args.inject or args.error_injection_rate else "off")
+    if not args.inject:
+        return
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if args.at is None or args.at < FIRST_CHECKED:
+        p.error(f"--inject {args.inject} needs --at {FIRST_CHECKED} or later (found {args.at}): the first step of a start is not checked")
+    if args.on is None or not 0 <= args.on < world:
+        p.error(f"--inject {args.inject} needs --on 0 to {world - 1}, the rank that it strikes (found {args.on})")
+    if args.save is None:
+        p.error(f"--inject {args.inject} needs --save DIR: what has been struck, and where, is remembered there")
 
 
 def _data_parallel_size(p: argparse.ArgumentParser, args: argparse.Namespace) -> int:

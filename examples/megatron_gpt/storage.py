@@ -19,12 +19,14 @@ from typing import Any
 MANIFEST = "manifest.json"
 FORMAT = "ft-example-checkpoint/1"
 TEMPORARY = ".tmp-"
-NAME = re.compile(r"iter_(\d{7,})\.f(\d{4,})")
+OLDEST = (0, 0, False)
+FAULT = ".fault"
+NAME = re.compile(rf"iter_(\d{{7,}})\.f(\d{{4,}})({re.escape(FAULT)})?")
 
 
-def name_of(iteration: int, fence: int) -> str:
-    """The name of the checkpoint after `iteration`, written by the owner of `fence`."""
-    return f"iter_{iteration:07d}.f{fence:04d}"
+def name_of(iteration: int, fence: int, fault: bool = False) -> str:
+    """The name of the checkpoint after `iteration`, written by the owner of `fence`; with `fault` the one that also holds a disputed step, for another device to compute."""
+    return f"iter_{iteration:07d}.f{fence:04d}" + (FAULT if fault else "")
 
 
 def checkpoints(folder: Path) -> list[str]:
@@ -95,7 +97,7 @@ def prune(folder: Path, keep: int, fence: int, chosen: str | None) -> None:
     Others (damaged, or finished by an older owner that had lost the folder) don't count; they go once `fence` has `keep` of its own. Dying midway
     leaves a temporary name for `sweep`.
     """
-    resumed = _order(chosen) if chosen else (0, 0)
+    resumed = _order(chosen) if chosen else OLDEST
     found = checkpoints(folder)
     line = [name for name in found if _order(name) <= resumed or _order(name)[0] >= fence]
     strays = set(found) - set(line)
@@ -106,10 +108,10 @@ def prune(folder: Path, keep: int, fence: int, chosen: str | None) -> None:
         shutil.rmtree(condemned, ignore_errors=True)
 
 
-def _order(name: str) -> tuple[int, int]:
-    """(fence, iteration): newer is higher."""
+def _order(name: str) -> tuple[int, int, bool]:
+    """(fence, iteration, whether it holds a disputed step): newer is higher."""
     match = NAME.fullmatch(name)
-    return (int(match[2]), int(match[1])) if match else (0, 0)
+    return (int(match[2]), int(match[1]), bool(match[3])) if match else OLDEST
 
 
 def _sync_folder(folder: Path) -> None:

@@ -4,18 +4,21 @@
     torchrun --nproc-per-node 4 examples/megatron_gpt/train.py --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --save DIR
 
 The order of things, and nothing else: arguments, process groups, model, resume, loop, sample. The parts are `options`, `cpu_compat`, `data`,
-`model`, `loop`, `checkpoint`, `storage`. Runs on CUDA and NCCL where there is a GPU, else on the CPU and gloo. What makes it restartable: three lines of
+`model`, `loop`, `checkpoint`, `storage`, `reruns`, `corruption`. Runs on CUDA and NCCL where there is a GPU, else on the CPU and gloo. What makes it restartable: three lines of
 `monitors.client` (sections) and the checkpoint folder's fence (`checkpoint`); without ft-launch the first does nothing and the second still holds.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
+import sys
 import time
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import options
 
@@ -85,22 +88,28 @@ def main() -> None:
         import data
         import loop
         import model
+        import reruns
 
         try:
             train_text, held_out_text = data.standard_library(args.seq_length)
         except (OSError, ValueError) as error:
             options.parser().error(str(error))
         trainee = model.build(args)
-        folder = checkpoint.Checkpoints(args, trainee, train_text.fingerprint(), mon.commit_allowed)
+        checks = reruns.Reruns(args, trainee)
+        folder = checkpoint.Checkpoints(args, trainee, checks, train_text.fingerprint(), mon.commit_allowed)
         progress = folder.load()
+        checks.take(loop.batches(args, train_text, progress.consumed_samples), progress.iteration)
         log = Log(args, writes=rank == int(os.environ["WORLD_SIZE"]) - 1)
 
     while progress.iteration < args.train_iters:
         started = time.perf_counter()
         number = progress.iteration + 1
-        with mon.section("step", iteration=number):
-            loss, grad_norm = loop.train_step(args, trainee, train_text, progress)
-            time.sleep(args.step_delay_ms / 1e3)
+        try:
+            with mon.section("step", iteration=number):
+                loss, grad_norm = loop.train_step(args, trainee, checks, progress)
+                time.sleep(args.step_delay_ms / 1e3)
+        except reruns.Leave as wrong:
+            leave(wrong, mon, functools.partial(folder.save, progress, fault=True))
         progress = checkpoint.Progress(number, progress.consumed_samples + args.global_batch_size)
         log.iteration(number, loss, grad_norm, time.perf_counter() - started)
         last = number == args.train_iters
@@ -114,6 +123,15 @@ def main() -> None:
         with mon.section("sample"):
             log.sample(loop.sample_text(args, trainee))
     finish()
+
+
+def leave(wrong: Any, mon: Any, save: Callable[[], None]) -> NoReturn:
+    """End before the optimizer step, as the checks of `reruns` want it: the launcher acts upon the exit code."""
+    if wrong.checkpoint:
+        with mon.section("checkpointing"):
+            save()
+    finish()
+    sys.exit(wrong.code)
 
 
 def finish() -> None:

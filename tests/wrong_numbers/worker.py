@@ -1,9 +1,9 @@
 """A training script with a device that computes wrong numbers, and Megatron's way of finding that out, without torch and in milliseconds.
 
 argv[1]: JSON {"folder", "steps", "at", "rank", "device": "node/slot" or "*", "kind": "persistent" | "transient" | "application", "times",
-"report": "page" | "file" | "none", "tracker": path, "late": s, "dying": rank, "crash": {"cycle"}, "gate": path to wait for}. The result of step `at` on `rank` is rejected on `device` ("*": on
-every one). What a checkpoint would carry of the rerun is in <folder>/rerun.json; each rank appends "cycle node/slot iteration" to <folder>/steps.R. Every rank leaves with
-the code that the suspect rank decides, as in Megatron.
+"report": "page" | "file" | "none", "tracker": path, "late": s, "dying": rank, "crash": {"cycle"}, "gate": path to wait for}. The result of step `at`
+on `rank` is rejected on `device` ("*": on every one). What a checkpoint would carry of the rerun is in <folder>/rerun.json; each rank appends
+"cycle node/slot iteration" to <folder>/steps.R. Every rank leaves with the code that the suspect rank decides, as in Megatron.
 """
 
 import json
