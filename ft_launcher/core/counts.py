@@ -12,13 +12,13 @@ from ft_launcher.core.placement import Placement
 
 
 class CycleCounts:
-    """Of the placed nodes' reports of `cycle`: `reported` nodes, those that have `started` all their ranks, those that have `cleared` them; ranks that have `left`, and how many `succeeded`."""
+    """Of the placed nodes' reports of `cycle`: how many have `started` all their ranks, which have `cleared` them; how many ranks have `left`, and how many `succeeded`."""
 
     def __init__(self, cycle: int, placement: Placement | None, reports: Mapping[str, NodeReport]) -> None:
         self.cycle = cycle
         self.placement = placement
         self.members = frozenset(placement.nodes if placement is not None else ())
-        self.reported = self.started = self.left = self.succeeded = 0
+        self.started = self.left = self.succeeded = 0
         self.cleared: set[str] = set()
         for name in self.members:
             self.change(None, reports.get(name))
@@ -37,7 +37,6 @@ class CycleCounts:
         return report.cycle == self.cycle and report.node_id in self.members
 
     def _add(self, report: NodeReport, sign: int) -> None:
-        self.reported += sign
         self.started += sign * report.started
         self.left += sign * len(report.exits)
         self.succeeded += sign * sum(e.success for e in report.exits.values())

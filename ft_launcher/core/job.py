@@ -14,9 +14,10 @@ from ft_launcher.core.actions import Commit, JobAction, RecordRecovery, Say, Set
 from ft_launcher.core.causes import Evidence
 from ft_launcher.core.decision import NOT_ENOUGH_NODES, RERUN_ELSEWHERE, RESULT_REJECTED, Decision
 from ft_launcher.core.drain import Drains
-from ft_launcher.core.events import DrainAsked, JobEvent, NodeJoined, NodeLost, ProgressSeen, ReportReceived, Timer, TimerFired
+from ft_launcher.core.events import JobEvent, NodeJoined, NodeLost, ProgressSeen, ReportReceived, Timer, TimerFired
 from ft_launcher.core.evidence import Address, NodeReport, signal_name
-from ft_launcher.core.machine import IGNORE, Story, total
+from ft_launcher.core.job_table import EDGES, TRANSITIONS
+from ft_launcher.core.machine import IGNORE, Story
 from ft_launcher.core.placement import Placement
 from ft_launcher.core.roster import Roster, placed
 from ft_launcher.core.run import Run
@@ -119,7 +120,8 @@ class JobMachine(Drains):
             return self._on_stop_signals(asked)
         if self._all_left():
             return self._finish("all ranks finished")
-        return [*self._when_started(), *self._when_first_finished(), *self._let_wanted_go()]
+        noted = [*self._when_started(), *self._when_first_finished()]
+        return [*self._let_wanted_go(), *noted]  # a commit comes first
 
     def _fault_in(self, report: NodeReport) -> str | None:
         """The first fault of a report as one sentence, None when there is none."""
@@ -305,6 +307,8 @@ class JobMachine(Drains):
 
     def on_timer_ending(self, event: TimerFired) -> list[JobAction]:
         """Nodes that have not acknowledged in time cannot take ranks any more."""
+        if event.timer is Timer.DRAIN:
+            self._run.asked = False  # who is meant is asked again once the cycle is settled
         if event.timer is not Timer.REAP:
             return []
         why = f"not cleared {self.options.reap_s:g} s after the end of cycle {self.state.cycle}"
@@ -330,6 +334,10 @@ class JobMachine(Drains):
         have = sum(1 for n in self.roster.nodes if self.roster.ready(n, self.state))
         reason = f"not enough healthy nodes after {waited:g} s: {have} of {self.options.nodes_wanted} ready; {self.state.reason}"
         return self._conclude(Verdict(Outcome.NOT_ENOUGH_NODES, NOT_ENOUGH_NODES, reason))
+
+    def spares(self) -> int:
+        """How many nodes could take another's place now."""
+        return len(self._free_spares())
 
     def waiting(self) -> str | None:
         """While nothing can start: who is there and who is missing, one sentence."""
@@ -360,39 +368,3 @@ def _rerun_changes(decision: Decision) -> dict[str, Any]:
     """The rerun's part of the state, where a decision is about wrong numbers."""
     change = decision.rerun
     return {} if change is None else {"hardware": change.hardware, "rerun": change.dispute, "rerun_verdict": change.verdict}
-
-
-EDGES: dict[Phase, frozenset[Phase]] = {
-    Phase.FORMING: frozenset({Phase.RUNNING, Phase.DONE}),
-    Phase.RUNNING: frozenset({Phase.DRAINING, Phase.ENDING}),
-    Phase.DRAINING: frozenset({Phase.ENDING}),
-    Phase.ENDING: frozenset({Phase.PAUSED, Phase.DONE}),
-    Phase.PAUSED: frozenset({Phase.RUNNING, Phase.DONE}),
-    Phase.DONE: frozenset(),
-}
-"""Which phase may follow which (docs/states.md is drawn from this)."""
-
-_ROWS: dict[type, dict[Phase, str]] = {
-    NodeJoined: dict.fromkeys(Phase, "on_joined") | {Phase.DONE: IGNORE},
-    NodeLost: dict.fromkeys(Phase, "on_lost") | {Phase.DONE: IGNORE},
-    ReportReceived: {
-        Phase.FORMING: "on_report_waiting",
-        Phase.RUNNING: "on_report_running",
-        Phase.DRAINING: "on_report_draining",
-        Phase.ENDING: "on_report_ending",
-        Phase.PAUSED: "on_report_waiting",
-        Phase.DONE: IGNORE,
-    },
-    DrainAsked: dict.fromkeys(Phase, "on_drain_asked") | {Phase.DONE: IGNORE},
-    ProgressSeen: dict.fromkeys(Phase, IGNORE) | {Phase.RUNNING: "on_progress"},
-    TimerFired: {
-        Phase.FORMING: "on_timer_waiting",
-        Phase.RUNNING: "on_timer_running",
-        Phase.DRAINING: "on_timer_draining",
-        Phase.ENDING: "on_timer_ending",
-        Phase.PAUSED: "on_timer_waiting",
-        Phase.DONE: IGNORE,
-    },
-}
-
-TRANSITIONS = total(Phase, _ROWS)

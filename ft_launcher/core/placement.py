@@ -48,6 +48,9 @@ class Placement:
     def __reduce__(self) -> tuple[type[Placement], tuple[tuple[str, ...], int, dict[str, tuple[int, ...]]]]:
         return Placement, (self.nodes, self.nproc, dict(self.slots))  # a mapping proxy can be neither pickled nor deep-copied
 
+    def __contains__(self, node: object) -> bool:
+        return node in self._position
+
     @property
     def world(self) -> int:
         """How many ranks there are."""

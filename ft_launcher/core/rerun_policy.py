@@ -210,7 +210,13 @@ def _first_device(evidence: Evidence, rank: int) -> str | None:
     if dispute is not None and (rank in dispute.suspects or not dispute.suspects):
         tried = dispute.suspects.get(rank)
         return tried[0] if tried else device_of(evidence.devices, *dispute.origin.place(rank))
-    held = [device for device, record in evidence.state.hardware.items() if record.rank == rank and record.suspicions > 0]
+    held = [
+        device
+        for device, record in evidence.state.hardware.items()
+        if record.rank == rank
+        and record.suspicions > 0
+        and not record.why.startswith(TRANSIENT)  # that one was settled, and is another matter
+    ]
     return held[-1] if held else None
 
 
@@ -233,7 +239,7 @@ def _at_fault(evidence: Evidence, failure: Failure, budgets: Budgets, ranks: lis
 
 def _persistent(evidence: Evidence, ledger: Ledger, rank: int) -> tuple[Ledger, str]:
     device = _first_device(evidence, rank)
-    if device is None:
+    if device is None or device == _here(evidence, rank):  # where it computes now cannot be where it computed before
         return (
             ledger,
             f"persistent fault: {evidence.place(rank)} got another result than on the device before; which one that was is not known to this launcher",

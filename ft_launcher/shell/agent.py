@@ -174,9 +174,12 @@ class Agent:
         async for batch in follow(self._around.store, self._around.keys.job, lambda: self.training() or self._around.in_touch()):
             for change in batch.changes:
                 if change.entry is not None:
-                    self.feed(JobChanged(JobState.from_json(json.loads(change.entry.value)), change.revision))
-                    if self._last_cycle():
-                        self._around.clearing.cut()
+                    self._on_job(JobState.from_json(json.loads(change.entry.value)), change.revision)
+
+    def _on_job(self, job: JobState, revision: int) -> None:
+        self.feed(JobChanged(job, revision))
+        if self._last_cycle():
+            self._around.clearing.cut()
 
     def _last_cycle(self) -> bool:
         """The job is known to end: no further cycle will start."""

@@ -56,6 +56,10 @@ class Record(Protocol):
         """Where training is."""
         ...
 
+    def spares(self, count: int) -> None:
+        """How many nodes could take another's place."""
+        ...
+
     def flush(self) -> None:
         """Write now what was postponed."""
         ...
@@ -287,6 +291,14 @@ class Controller:
                 if self._neighbours is not None:
                     self._neighbours.stepped(event.began_ago_s)
             await self._carry_out(machine.handle(self._now(), event))
+            if not isinstance(event, ProgressSeen) and (self._outside(event) or machine.state.phase is not Phase.RUNNING):
+                self._record.spares(machine.spares())
+
+    def _outside(self, event: JobEvent) -> bool:
+        """About a node without ranks; reports of the others, thousands of them, cannot change who is a spare."""
+        placement = self._require_machine().state.placement
+        node_id = event.report.node_id if isinstance(event, ReportReceived) else event.node_id if isinstance(event, NodeLost) else None
+        return node_id is None or placement is None or node_id not in placement
 
     def _require_machine(self) -> JobMachine:
         if self._machine is None:

@@ -177,6 +177,12 @@ class Exporter:
             self.document = doc.at_position(self.document, utc_now(), iteration=self._iteration)
         self.save()
 
+    def spares(self, count: int) -> None:
+        """How many nodes could take another's place."""
+        if (self.document["run"] or {}).get("spares") != count:
+            self.document = doc.at_position(self.document, utc_now(), spares=count)
+            self.save()
+
     def recovered(self, recovery: RecordRecovery) -> None:
         """How long the outage before this cycle lasted."""
         known = self._cycles.get(recovery.cycle)

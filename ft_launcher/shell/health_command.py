@@ -1,6 +1,7 @@
 """Runs the user's `--health-check CMD`: a shell command that says by its exit status whether this node may take ranks.
 
-It runs in a session of its own, is killed with all of its group when its time is over, and what it leaves running is killed as well. Its output is read as it comes, so that it can
+It runs in a session of its own, is killed with all of its group when its time is over, and what it leaves running is killed as well, even in other sessions: orphans become the agent's,
+and a variable tells whose they were. Its output is read as it comes, so that it can
 neither block on us nor fill our memory; the last line is the reason that people see. It knows one command; what a failure means for the job, it does not know.
 """
 
@@ -10,15 +11,20 @@ import asyncio
 import os
 import signal
 import subprocess
+import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from ft_launcher.shell import strays
+
 SHELL = "/bin/sh"
 _READ_BYTES = 65_536
 _KEPT_BYTES = 8192
 _LINE_CHARS = 300
+_MARK = "FT_HEALTH_CHECK"
+_ROUNDS, _ROUND_S = 20, 0.005
 _KILLED_S = 2.0
 """How long a killed command may take to be gone before it is given up: it hangs in the kernel."""
 
@@ -39,6 +45,7 @@ class Command:
         self._spare = spare
         self._said: deque[bytes] = deque()
         self._kept = 0
+        self._mark = f"{_MARK}={os.getpid()}.{time.monotonic_ns()}"
 
     async def run(self, env: Mapping[str, str], limit_s: float) -> Checked:
         """Run it to its end, at most `limit_s` seconds. Never raises for what the command does."""
@@ -47,7 +54,7 @@ class Command:
         try:
             process = subprocess.Popen(
                 [SHELL, "-c", self._text],
-                env=dict(env),
+                env={**env, _MARK: self._mark.partition("=")[2]},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -59,6 +66,7 @@ class Command:
         self._spare.add(process.pid)
         try:
             reason = await self._watched(process, limit_s)
+            await self._end_orphans()
         finally:
             self._spare.discard(process.pid)
         return Checked(reason, loop.time() - began)
@@ -91,6 +99,20 @@ class Command:
         with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
 
+    async def _end_orphans(self) -> None:
+        """Those that left the group and were orphaned are children of this process now; what hangs below them will be, once they are gone."""
+        for _ in range(_ROUNDS):
+            found = [pid for pid in strays.children(os.getpid()) if self._mark.encode() in _environ(pid)]
+            if not found:
+                return
+            for pid in found:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(_ROUND_S)
+            for pid in found:
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+
     def _read(self, out: int) -> None:
         """What there is, all of it; the end is kept."""
         with suppress(OSError):
@@ -114,6 +136,15 @@ class Command:
         last = next((line for line in reversed(lines) if line), "")
         clean = "".join(c if c.isprintable() else "?" for c in last)[:_LINE_CHARS]
         return f": {clean}" if clean else ""
+
+
+def _environ(pid: int) -> list[bytes]:
+    """The variables a process was started with; none of one that is dead."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
 
 
 async def _within(event: asyncio.Event, limit_s: float) -> bool:

@@ -48,7 +48,8 @@ class LogStream(io.FileIO):
             self._lost = 0
 
 
-LogStream.__module__, LogStream.__qualname__, LogStream.__name__ = "_io", "FileIO", "FileIO"  # what scripts print of their streams stays Python's own
+# What scripts print of their streams stays Python's own.
+LogStream.__module__, LogStream.__qualname__, LogStream.__name__ = "_io", "FileIO", "FileIO"
 
 
 def identity(fd: int) -> tuple[int, int] | None:

@@ -110,6 +110,10 @@ class RunRecord:
     def _write(self, job: IncidentWithStacks) -> None:
         self._files.writer.submit(incident.LANE, job, Keep.ALWAYS)
 
+    def spares(self, count: int) -> None:
+        """How many nodes could take another's place."""
+        self._exporter.spares(count)
+
     def flush(self) -> None:
         """Write now what was postponed."""
         while self._later:
