@@ -117,6 +117,16 @@ def test_megatrons_cases(
     assert isinstance(answer, Leave) and (answer.checkpoint, answer.exit, answer.code) == leave
 
 
+def test_asking_again_goes_before_going_on() -> None:
+    """Megatron's order where ranks want different things: whoever was on the suspected device has shown nothing yet."""
+    machine = resumed()
+    machine.handle(LoopAsked(Flags(restart_again=True, proceed=True)))
+    assert machine.state is S.RERUNNING_AGAIN_FROM_CHECKPOINT
+    machine = disputed()
+    machine.handle(LoopAsked(Flags(checkpoint=True, proceed=True)))
+    assert machine.state is S.NOT_RUNNING_YET
+
+
 def test_the_first_step_of_a_process_is_not_examined() -> None:
     machine = RerunMachine(RerunMode.VALIDATE_RESULTS)
     machine.handle(LoopAsked())
