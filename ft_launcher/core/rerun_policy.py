@@ -144,7 +144,10 @@ def _by_slot(evidence: Evidence, dispute: Dispute, placement: Placement) -> Move
         if dispute.moves + 1 >= placement.nproc:
             return None
         return (), placement.rotate_all(), "every rank moves to the next slot of its node"
-    target = kept_off(placement, off_limits({}, dispute), evidence.devices)
+    bad = frozenset(device for device, record in evidence.state.hardware.items() if record.quarantined)
+    tried = off_limits({}, dispute)
+    choosy = {rank: devices | bad for rank, devices in tried.items()}
+    target = kept_off(placement, choosy, evidence.devices) or kept_off(placement, tried, evidence.devices)
     if target is None:
         return None
     went = [f"rank {r} moves to slot {target.slot_of(r)} of node {target.node_of(r)}" for r in sorted(dispute.suspects)]

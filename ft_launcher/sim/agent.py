@@ -14,6 +14,7 @@ from ft_launcher.core import actions as do
 from ft_launcher.core import events as ev
 from ft_launcher.core.evidence import Address, Hang, RankError, RankProgress
 from ft_launcher.core.node import NodeMachine, NodeOptions
+from ft_launcher.core.rerun_report import RerunFinding
 from ft_launcher.core.state import JobState
 from ft_launcher.sim.clock import Clock, Life, Ticket
 from ft_launcher.sim.host import Host
@@ -44,6 +45,12 @@ class Surroundings(Protocol):
 
     def progress_of(self, agent: Agent, ranks: Sequence[int]) -> dict[int, RankProgress]:
         """Where the ranks of its cycle are."""
+
+    def findings_of(self, agent: Agent, cycle: int, on_pages: bool) -> dict[int, RerunFinding]:
+        """What its ranks' rerun machines said, on their pages or in the tracker file."""
+
+    def words_lost(self, found: dict[int, RerunFinding]) -> None:
+        """What the tracker file says could not be read in time."""
 
     def read_errors_s(self) -> float:
         """How long the error files take to read this time."""
@@ -77,7 +84,7 @@ class Agent:
         self._events: deque[ev.NodeEvent] = deque()
         self._feeding = False
         self._master: Address | None = None
-        self._ranks: Sequence[int] = ()
+        self.ranks: Sequence[int] = ()
         nursery.listen(self)
 
     @property
@@ -153,15 +160,19 @@ class Agent:
 
     def _start(self, job: JobState) -> None:
         if job.placement is not None:
-            self._ranks = job.placement.ranks_on(self.name)
+            self.ranks = job.placement.ranks_on(self.name)
             self._master = job.master
-            self.nursery.fork(job.cycle, self._ranks)
+            self.nursery.fork(job.cycle, self.ranks)
 
     def _read_errors(self, cycle: int) -> None:
         """What the ranks said of themselves; a stalled disk costs the words, not the restart."""
         takes_s = min(self._around.read_errors_s(), ERRORS_WAIT_S)
         errors = {e.rank: RankError(e.stamp or "") for e in self.machine.report.exits.values() if e.failure and takes_s < ERRORS_WAIT_S}
-        self.life.after(takes_s, self.feed, ev.ErrorsRead(cycle, errors))
+        found = self._around.findings_of(self, cycle, on_pages=False)
+        if takes_s >= ERRORS_WAIT_S:
+            self._around.words_lost(found)
+            found = {}
+        self.life.after(takes_s, self.feed, ev.ErrorsRead(cycle, errors, found))
 
     def _leave(self, code: int) -> None:
         self.exit_code = code
@@ -206,9 +217,9 @@ class Agent:
 
     def on_reaped(self, cycle: int, left: tuple[int, ...], seconds: float) -> None:
         """Nothing of the cycle is left here, but for `left`."""
-        progress = self._around.progress_of(self, self._ranks)
+        progress = self._around.progress_of(self, self.ranks)
         self.standbys.release_used(self._master)
-        self.feed(ev.RanksReaped(cycle, left, seconds, progress))
+        self.feed(ev.RanksReaped(cycle, left, seconds, progress, self._around.findings_of(self, cycle, on_pages=True)))
 
     def on_lost(self, reason: str) -> None:
         """The zygote is gone."""

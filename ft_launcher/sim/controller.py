@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ft_launcher.core.actions import Commit, JobAction, SetTimer
-from ft_launcher.core.events import JobEvent, NodeJoined, NodeLost, ProgressSeen, ReportReceived, Timer, TimerFired
+from ft_launcher.core.events import DrainAsked, JobEvent, NodeJoined, NodeLost, ProgressSeen, ReportReceived, Timer, TimerFired
 from ft_launcher.core.evidence import NodeInfo
 from ft_launcher.core.job import JobMachine
 from ft_launcher.core.state import JobState, Phase
@@ -45,6 +45,9 @@ class Desk(Protocol):
 
     def controller_ended(self, controller: Controller, why: str) -> None:
         """It has been deposed."""
+
+    def store_unreachable(self, controller: Controller) -> None:
+        """It has waited for `--store-timeout` in vain."""
 
 
 class Controller:
@@ -104,7 +107,10 @@ class Controller:
 
     def _call(self, effect: Callable[[], Any], answer: Callable[[Any], None]) -> None:
         life = self._life
-        self._desk.store.call(self.host, effect, lambda result: life.soon(self._unless_closed, answer, result))
+        self._desk.store.call(self.host, effect, lambda result: life.soon(self._unless_closed, answer, result), self._give_up)
+
+    def _give_up(self) -> None:
+        self._life.soon(self._desk.store_unreachable, self)
 
     def _unless_closed(self, answer: Callable[[Any], None], result: Any) -> None:
         if not self.closed:
@@ -164,8 +170,19 @@ class Controller:
     def _reports_listed(self, found: list[tuple[str, Entry]]) -> None:
         self._on_reports(found)
         self.loaded = True
+        if not self._desk.alone:
+            self._call(lambda: self._list_and_watch("drains/", self._on_drain), self._drains_listed)
         self._call(lambda: self._list_and_watch("leader", self._on_office), self._office_listed)
         self._pump()
+
+    def _drains_listed(self, found: list[tuple[str, Entry]]) -> None:
+        for key, entry in found:
+            self._on_drain(key, entry, 0)
+
+    def _on_drain(self, key: str, entry: Entry | None, revision: int) -> None:
+        """Somebody wants a node out; a successor hears of it, too, which changes nothing."""
+        if entry is not None:
+            self.offer(DrainAsked(key.removeprefix("drains/")))
 
     def _on_reports(self, found: list[tuple[str, Entry]]) -> None:
         for key, entry in found:

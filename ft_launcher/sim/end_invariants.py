@@ -42,20 +42,23 @@ def _replays(launch: Launch, controller: Controller) -> str | None:
 
 
 def a_stop_is_heard(launch: Launch) -> str | None:
-    """Once an agent with ranks has received a stop signal, the job is over within the grace, a reaping and a little."""
-    asked, options = launch.stop_asked_at, launch.world.setting.options
-    if asked is None or launch.state.phase is Phase.DONE:
+    """Once an agent with ranks has received a stop signal, the job is over, or this node has left it, within the grace, a reaping and a little."""
+    options, job = launch.world.setting.options, launch.state
+    if job.phase is Phase.DONE or job.placement is None:
         return None
     bound_s = options.term_grace_s + 2 * options.reap_s + options.survivor_grace_s + 60
-    waited_s = launch.clock.now - max(asked, launch.world.calm_since, launch.gov.since)
-    return f"a stop signal came {waited_s:.0f} s ago, the job is still {launch.state.phase}" if waited_s > bound_s else None
+    for name, asked in launch.stop_from.items():
+        waited_s = launch.clock.now - max(asked, launch.world.calm_since, launch.gov.since)
+        if waited_s > bound_s and name in job.placement.nodes and name not in job.lost:
+            return f"a stop signal came {waited_s:.0f} s ago, the job is still {job.phase} and {name} still holds ranks"
+    return None
 
 
 def healthy_or_done(world: World) -> str | None:
     """When faults have stopped, within the stated bound the job steps again or is over with a reason."""
     launch = world.launch
-    if world.healthy or launch is None:
-        return None
+    if world.healthy or launch is None or (launch.over and launch.state.phase is not Phase.DONE):
+        return None  # (nobody is left: a scheduler starts it again)
     waited_s = world.clock.now - world.setting.hours * 3600
     if launch.state.phase is Phase.DONE:
         late = sorted(agent.name for agent in launch.agents.values() if agent.live)

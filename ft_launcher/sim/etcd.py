@@ -7,6 +7,7 @@ Watches bring every change in order. It knows keys and values, not what they mea
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable
@@ -38,6 +39,15 @@ class Lease:
     ticket: Ticket | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    host: Host
+    effect: Callable[[], Any]
+    answer: Callable[[Any], None]
+    gives_up: Callable[[], None]
+    asked_at: float
+
+
 OnChange = Callable[[str, Entry | None, int], None]
 """(key, its new entry or None for gone, revision)."""
 
@@ -52,6 +62,7 @@ class Watch:
         self._host = host
         self._told = told
         self._queue: deque[tuple[float, str, Entry | None, int]] = deque()
+        self._late = False
 
     def push(self, key: str, entry: Entry | None, revision: int) -> None:
         """A change has happened."""
@@ -65,19 +76,32 @@ class Watch:
             reach_at = store.reach_at(self._host)
             if reach_at > store.clock.now:
                 store.clock.at(reach_at, self._pump)
+                self._late = True
                 return
+            if self._late and store.compacts:
+                self._list_anew()
+            self._late = False
             _, key, entry, revision = self._queue.popleft()
             self._told(key, entry, revision)
+
+    def _list_anew(self) -> None:
+        """The revisions that were missed are compacted: of each key only what has become of it is seen."""
+        newest = {key: (ready_at, key, entry, revision) for ready_at, key, entry, revision in self._queue}
+        self._queue = deque(sorted(newest.values(), key=lambda change: change[3]))
 
     def close(self) -> None:
         """Nobody listens any more."""
         self.closed = True
+        self._store.some_closed = True
 
 
 class Etcd:
-    """`away_until`: it does not exist for anybody until then. `watch_all`: the truth's own watch, at once."""
+    """`timeout_s`: `--store-timeout`; `compacts`: a watch that was cut off finds a list instead of what it has missed.
 
-    def __init__(self, clock: Clock, noise: random.Random, usual_s: float) -> None:
+    `away_until`: it does not exist for anybody until then. `watch_all`: the truth's own watch, at once. `some_closed`: watches to forget.
+    """
+
+    def __init__(self, clock: Clock, noise: random.Random, usual_s: float, timeout_s: float = math.inf, compacts: bool = False) -> None:
         self.clock = clock
         self.revision = 0
         self.keys: dict[str, Entry] = {}
@@ -85,8 +109,11 @@ class Etcd:
         self.away_until = 0.0
         self.watch_all: Callable[[str, Entry | None], None] = lambda key, entry: None
         self._noise = noise
+        self.timeout_s = timeout_s
+        self.compacts = compacts
         self._usual_s = usual_s
-        self._watches: list[Watch] = []
+        self.some_closed = False
+        self._watches: dict[str, list[Watch]] = {}
         self._granted = 0
 
     def delay_s(self, host: Host) -> float:
@@ -98,23 +125,32 @@ class Etcd:
         """When this machine reaches the store next."""
         return max(self.clock.now, self.away_until, host.store_cut_until, host.isolated_until)
 
-    def call(self, host: Host, effect: Callable[[], Any], answer: Callable[[Any], None]) -> None:
-        """Have `effect` take place at the store, and `answer` get what it returned; both when they can."""
-        self.clock.after(self.delay_s(host), self._arrive, host, effect, answer)
+    def call(
+        self, host: Host, effect: Callable[[], Any], answer: Callable[[Any], None], gives_up: Callable[[], None] = lambda: None
+    ) -> None:
+        """Have `effect` take place at the store, and `answer` get what it returned; both when they can. Who has no answer after `timeout_s` `gives_up`: the effect may have taken place."""
+        self.clock.after(self.delay_s(host), self._arrive, _Call(host, effect, answer, gives_up, self.clock.now))
 
-    def _arrive(self, host: Host, effect: Callable[[], Any], answer: Callable[[Any], None]) -> None:
-        reach_at = self.reach_at(host)
+    def _arrive(self, call: _Call) -> None:
+        reach_at = self.reach_at(call.host)
         if reach_at > self.clock.now:
-            self.clock.at(reach_at, self._arrive, host, effect, answer)
+            self._wait(call, reach_at, self._arrive, call)
             return
-        self.clock.after(self.delay_s(host), self._answer, host, effect(), answer)
+        self.clock.after(self.delay_s(call.host), self._answer, call, call.effect())
 
-    def _answer(self, host: Host, result: Any, answer: Callable[[Any], None]) -> None:
-        reach_at = self.reach_at(host)
+    def _answer(self, call: _Call, result: Any) -> None:
+        reach_at = self.reach_at(call.host)
         if reach_at > self.clock.now:
-            self.clock.at(reach_at, self._answer, host, result, answer)
+            self._wait(call, reach_at, self._answer, call, result)
         else:
-            answer(result)
+            call.answer(result)
+
+    def _wait(self, call: _Call, until: float, then: Callable[..., None], *args: Any) -> None:
+        over_at = call.asked_at + self.timeout_s
+        if until < over_at:
+            self.clock.at(until, then, *args)
+        else:
+            self.clock.at(over_at, call.gives_up)
 
     # -- keys: to be used within an effect ----------------------------------------------------------------------------------------------
 
@@ -153,15 +189,18 @@ class Etcd:
 
     def _tell(self, key: str, entry: Entry | None) -> None:
         self.watch_all(key, entry)
-        for watch in self._watches:
-            if key.startswith(watch.prefix):
-                watch.push(key, entry, self.revision)
+        for prefix, watches in self._watches.items():
+            if key.startswith(prefix):
+                for watch in watches:
+                    watch.push(key, entry, self.revision)
 
     def watch(self, host: Host, prefix: str, told: OnChange) -> Watch:
         """From now on, every change under the prefix."""
-        self._watches = [watch for watch in self._watches if not watch.closed]
+        if self.some_closed:
+            self._watches = {p: [watch for watch in watches if not watch.closed] for p, watches in self._watches.items()}
+            self.some_closed = False
         watch = Watch(self, host, prefix, told)
-        self._watches.append(watch)
+        self._watches.setdefault(prefix, []).append(watch)
         return watch
 
     # -- leases -------------------------------------------------------------------------------------------------------------------------

@@ -149,6 +149,26 @@ KINDS: Mapping[str, Kind] = {
         },
         1.5,
     ),
+    "rack": Kind(
+        "`nodes` neighbours are lost at once (closed and returns as for `node`)",
+        lambda rng, size: {
+            "node": _node(rng, size),
+            "nodes": rng.randint(2, max(2, size.nodes // 4)),
+            "closed": rng.randrange(2),
+            "returns": rng.choice((log_uniform(rng, 5.0, 120.0), log_uniform(rng, 60.0, 3600.0))),
+        },
+        0.4,
+    ),
+    "preempted": Kind(
+        "`nodes` neighbours get SIGTERM and are gone `warning` seconds later, back after `returns`",
+        lambda rng, size: {
+            "node": _node(rng, size),
+            "nodes": rng.randint(1, max(2, size.nodes // 4)),
+            "warning": rng.choice((1.0, 30.0, 120.0)),
+            "returns": log_uniform(rng, 60.0, 7200.0),
+        },
+        0.4,
+    ),
     "term": Kind(
         "agents get a stop signal: one node, or all (node=-1), once or twice",
         lambda rng, size: {
@@ -159,6 +179,7 @@ KINDS: Mapping[str, Kind] = {
         },
         0.2,
     ),
+    "drain": Kind("somebody asks for a node to be drained", lambda rng, size: {"node": _node(rng, size)}, 0.4),
     "slowstore": Kind(
         "what a node writes to the store takes up to `delay` seconds longer, for `lasts` seconds",
         lambda rng, size: {"node": _node(rng, size), "delay": log_uniform(rng, 0.05, 8.0), "lasts": log_uniform(rng, 1.0, 600.0)},
@@ -174,12 +195,12 @@ KINDS: Mapping[str, Kind] = {
     ),
     "cut": Kind(
         "a node is cut off from the store (what=0), from the controller (1) or from everything (2) for `lasts` seconds",
-        lambda rng, size: {"node": _any_node(rng, size), "what": rng.randrange(3), "lasts": log_uniform(rng, 0.5, 300.0)},
+        lambda rng, size: {"node": _any_node(rng, size), "what": rng.randrange(3), "lasts": log_uniform(rng, 0.5, 1000.0)},
         1.5,
     ),
     "outage": Kind(
         "the store is away for `lasts` seconds; with forgets=1 every lease ends meanwhile",
-        lambda rng, size: {"lasts": log_uniform(rng, 0.5, 200.0), "forgets": rng.randrange(2)},
+        lambda rng, size: {"lasts": log_uniform(rng, 0.5, 1000.0), "forgets": rng.randrange(2)},
         0.5,
     ),
     "lossy": Kind(
@@ -196,6 +217,18 @@ KINDS: Mapping[str, Kind] = {
         lambda rng, size: {"node": _node(rng, size), "seconds": log_uniform(rng, 1.0, 900.0)},
         0.5,
     ),
+    "device": Kind(
+        "a device computes wrong numbers for `lasts` seconds (0: for good), which is noticed every `mean` seconds; also a spare's",
+        lambda rng, size: {
+            "node": _node(rng, size),
+            "slot": rng.randrange(size.nproc),
+            "mean": log_uniform(rng, 10.0, 1000.0),
+            "lasts": rng.choice((0.0, log_uniform(rng, 30.0, 10_000.0))),
+        },
+        0.7,
+    ),
+    "glitch": Kind("a result of a rank is wrong, once", lambda rng, size: {"rank": _rank(rng, size)}),
+    "oddity": Kind("a right result of a rank looks wrong, on every device", lambda rng, size: {"rank": _rank(rng, size)}, 0.3),
 }
 
 AFTERSHOCK = "aftershock"

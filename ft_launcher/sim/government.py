@@ -69,7 +69,8 @@ class Government:
 
     def first_state(self) -> JobState:
         """See Desk."""
-        return JobState("sim", self._launch.generation)
+        world = self._launch.world
+        return JobState("sim", self._launch.generation, hardware=world.ledger, rerun=world.dispute, rerun_verdict=world.rerun_verdict)
 
     def judged(self, controller: Controller, before: JobState, event: ev.JobEvent, actions: Sequence[do.JobAction]) -> Callable[[], None]:
         """See Desk. Without the office only what is true of every controller is checked."""
@@ -109,6 +110,12 @@ class Government:
         presence = launch.presences.get(controller.host.name)
         if presence is not None and presence.controller is controller:
             presence.deposed()
+
+    def store_unreachable(self, controller: Controller) -> None:
+        """See Desk."""
+        presence = self._launch.presences.get(controller.host.name)
+        if presence is not None and presence.controller is controller:
+            self._launch.store_unreachable(presence.agent)
 
     # -- what the ears need -----------------------------------------------------------------------------------------------------------------
 

@@ -35,7 +35,8 @@ class Host:
     """One machine. `clock_ns`: its CLOCK_MONOTONIC differs from everybody's by this. `up`: an agent may run here. `silent`: the machine itself is gone.
 
     Until `store_cut_until` the store is out of its reach, until `isolated_until` everything is, and until `lossy_until` its channel loses, repeats and delays messages by up to `lossy_s`.
-    `frozen_until`: all of its processes stand still until then.
+    `frozen_until`: all of its processes stand still until then. `bad`: slots whose device computes wrong numbers, and after how many seconds on average that is noticed;
+    `exchanged`: how often its hardware was; `uuids`: its devices have names of their own.
     """
 
     name: str
@@ -52,3 +53,15 @@ class Host:
     frozen_until: float = 0.0
     luck: Luck = field(default_factory=Luck)
     boots: int = 0
+    bad: dict[int, float] = field(default_factory=dict)
+    exchanged: int = 0
+    uuids: bool = False
+
+    def devices(self, nproc: int) -> tuple[str, ...]:
+        """The stable names of its devices by slot; none where it knows none."""
+        return tuple(f"GPU-{self.number:x}-{self.exchanged}-{slot}" for slot in range(nproc)) if self.uuids else ()
+
+    def exchange(self) -> None:
+        """Its hardware is replaced by other, which works."""
+        self.bad.clear()
+        self.exchanged += 1

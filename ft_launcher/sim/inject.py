@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ft_launcher.core.events import SignalArrived
 from ft_launcher.core.evidence import signal_name
-from ft_launcher.sim import disturb
+from ft_launcher.sim import corrupt, disturb
 from ft_launcher.sim.agent import Agent
 from ft_launcher.sim.faults import ALL, STAMPS, Fault
 from ft_launcher.sim.host import Host
@@ -120,6 +120,9 @@ def _leave(world: World, fault: Fault) -> str | None:
 
 def _rerun(world: World, fault: Fault) -> str | None:
     code, first = fault.whole("code"), fault.whole("rank")
+    if world.launch is not None:
+        world.launch.truth.passed_on = True
+        world.launch.asked_for_nothing = world.launch.asked_for_nothing or code == 16
     ranks = range(world.setting.ranks) if fault.whole("all") else range(first, first + 1)
     struck = 0
     for rank in ranks:
@@ -192,22 +195,12 @@ def _standby(world: World, fault: Fault) -> str | None:
 
 
 def _node(world: World, fault: Fault) -> str | None:
-    host, launch = disturb.host_of(world, fault), world.launch
+    host = disturb.host_of(world, fault)
     if host is None or not host.up:
         return None
     closed, returns_s = bool(fault["closed"]), fault["returns"]
-    agent = launch.agents.get(host.name) if launch is not None else None
     host.up, host.silent = False, not closed
-    if launch is not None and agent is not None:
-        held = any(proc.cycle == launch.truth.cycle for proc in agent.nursery.procs.values())
-        world.troubled(world.clock.now + 2 * launch.ttl_s)
-        launch.lose(host, host.silent)
-        if held:
-            world.expect_loss(launch, agent)
-        if held and closed:
-            launch.peers.lost_one(agent)
-        elif held:
-            launch.peers.stand_still()
+    world.lost(host, host.silent)
     if returns_s > 0:
         world.later(returns_s, lambda: _return(world, host))
     back = f", back in {returns_s:g} s" if returns_s > 0 else ""
@@ -217,9 +210,33 @@ def _node(world: World, fault: Fault) -> str | None:
 def _return(world: World, host: Host) -> None:
     host.up, host.silent = True, False
     world.trace.note(world.clock.now, "fault", f"{host.name} is back")
-    if world.launch is not None and not world.launch.over:
-        world.launch.start_agent(host)
-    world.count_usable()
+    world.come_back(host)
+
+
+def _rack(world: World, fault: Fault) -> str | None:
+    """Neighbours share a switch or a power supply."""
+    first, count = fault.whole("node"), min(fault.whole("nodes"), len(world.hosts))
+    names = [world.hosts[(first + i) % len(world.hosts)].number for i in range(count)]
+    said = [_node(world, Fault(fault.at_s, "node", {**fault.args, "node": number})) for number in names]
+    return f"a rack is lost: {'; '.join(text for text in said if text)}" if any(said) else None
+
+
+def _preempted(world: World, fault: Fault) -> str | None:
+    """The scheduler takes machines back: a stop signal to their agents, and soon after they are gone."""
+    first, count = fault.whole("node"), min(fault.whole("nodes"), len(world.hosts))
+    numbers = [world.hosts[(first + i) % len(world.hosts)].number for i in range(count)]
+    told = [_term(world, Fault(fault.at_s, "term", {"node": n, "signal": 15, "times": 1, "gap": 0.0})) for n in numbers]
+    for number in numbers:
+        gone = Fault(fault.at_s, "node", {"node": number, "closed": 1, "returns": fault["returns"]})
+        world.later(fault["warning"], lambda gone=gone: _gone(world, gone))  # type: ignore[misc]
+    return f"{count} machines are taken back in {fault['warning']:g} s: {'; '.join(text for text in told if text)}" if any(told) else None
+
+
+def _gone(world: World, fault: Fault) -> None:
+    said = _node(world, fault) if not world.ended else None
+    if said is not None:
+        world.trace.note(world.clock.now, "fault", said)
+        world.count_usable()
 
 
 def _late(world: World, fault: Fault) -> str | None:
@@ -245,6 +262,14 @@ def _term(world: World, fault: Fault) -> str | None:
         return None
     launch.signalled(number, agents)
     return f"{'all agents get' if everyone else names[0] + ' gets'} {signal_name(number)}{' twice' if fault.whole('times') > 1 else ''}"
+
+
+def _drain(world: World, fault: Fault) -> str | None:
+    agent, launch = _agent(world, fault), world.launch
+    if agent is None or launch is None or launch.alone:
+        return None
+    launch.store.call(agent.host, lambda: launch.store.put(f"drains/{agent.name}", True), lambda _: None)
+    return f"somebody wants {agent.name} to be drained"
 
 
 def _slowstore(world: World, fault: Fault) -> str | None:
@@ -278,7 +303,10 @@ STRIKES: dict[str, Callable[[World, Fault], str | None]] = {
     "stuck": _stuck,
     "standby": _standby,
     "node": _node,
+    "rack": _rack,
+    "preempted": _preempted,
     "term": _term,
+    "drain": _drain,
     "slowstore": _slowstore,
     "repeat": _repeat,
     "stall": disturb.stall,
@@ -288,4 +316,7 @@ STRIKES: dict[str, Callable[[World, Fault], str | None]] = {
     "lossy": disturb.lossy,
     "slow": disturb.slow,
     "late": _late,
+    "device": corrupt.device,
+    "glitch": corrupt.glitch,
+    "oddity": corrupt.oddity,
 }

@@ -7,10 +7,11 @@ machine cannot see.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from ft_launcher.core.actions import Commit, RecordDecision
 from ft_launcher.core.events import ProgressSeen, ReportReceived, TimerFired
-from ft_launcher.core.placement import moved
+from ft_launcher.core.placement import Placement, moved
 from ft_launcher.core.state import JobState, Phase
 from ft_launcher.sim.checks import JobInvariant, JobStep
 
@@ -27,7 +28,7 @@ _NEXT: dict[Phase, frozenset[Phase]] = {
 
 
 def placement_is_a_bijection(step: JobStep) -> str | None:
-    """Every rank has one place and every place one rank; the world never changes; only the ranks of replaced nodes move."""
+    """Every rank has one place and every place one rank; the world never changes; survivors keep their places."""
     old, new = step.before.placement, step.after.placement
     if new is old or new is None:
         return None if new is old else "the placement is gone"
@@ -36,8 +37,26 @@ def placement_is_a_bijection(step: JobStep) -> str | None:
         return f"{new.world} ranks are placed, not {step.launch.world.setting.ranks}"
     if old is None:
         return None
-    wrong = [rank for rank in moved(old, new) if old.node_of(rank) == new.node_of(rank) or old.node_of(rank) in new.nodes]
-    return f"rank {wrong[0]} has moved although its node {old.node_of(wrong[0])} stays" if wrong else None
+    return survivors_moved(old, new, (step.before, step.after))
+
+
+def survivors_moved(old: Placement, new: Placement, states: Sequence[JobState]) -> str | None:
+    """Only ranks of replaced nodes move; and, within its node, whoever shares it with a rank whose result is in doubt."""
+    for rank in moved(old, new):
+        node = old.node_of(rank)
+        if node not in new.nodes:
+            continue
+        if new.node_of(rank) != node or not any(_in_doubt(job, new, node) for job in states):
+            return f"rank {rank} has moved although its node {node} stays"
+    return None
+
+
+def _in_doubt(job: JobState, placement: Placement, node: str) -> bool:
+    """The result of a rank of this node is disputed, or was spoiled by a device in quarantine; or nobody knows whose is."""
+    if job.rerun is not None and not job.rerun.suspects:
+        return True
+    ranks = {*(job.rerun.suspects if job.rerun is not None else ()), *(r.rank for r in job.hardware.values() if r.quarantined)}
+    return any(rank is not None and placement.node_of(rank) == node for rank in ranks)
 
 
 def cycles_only_grow(step: JobStep) -> str | None:
@@ -78,13 +97,14 @@ def a_repeated_report_has_no_effect(step: JobStep) -> str | None:
 
 
 def budgets_hold(step: JobStep) -> str | None:
-    """No more restarts than allowed; what has been used is never given back."""
+    """No more restarts than allowed; what has been used is given back for healthy stretches only."""
     old, new, options = step.before.budgets, step.after.budgets, step.launch.world.setting.options
     if new is old:
         return None
     if new.restarts > options.max_restarts:
         return f"{new.restarts} restarts were charged, {options.max_restarts} allowed"
-    if new.restarts < old.restarts or new.platform < old.platform:
+    earned = step.launch.earned()
+    if new.restarts < old.restarts - earned or new.platform < old.platform - earned or new.reruns < old.reruns - earned:
         return f"restarts {old.restarts} -> {new.restarts}, platform {old.platform} -> {new.platform}: a budget came back"
     if new.restarts > old.restarts + 1:
         return f"{new.restarts - old.restarts} restarts were charged at once"

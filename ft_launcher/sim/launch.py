@@ -15,6 +15,7 @@ from ft_launcher.core import actions as do
 from ft_launcher.core import events as ev
 from ft_launcher.core.evidence import Address, NodeInfo, RankProgress
 from ft_launcher.core.node import NodeOptions
+from ft_launcher.core.rerun_report import RerunFinding, RerunStatus
 from ft_launcher.core.state import JobState, Phase
 from ft_launcher.sim.agent import Agent
 from ft_launcher.sim.checks import NodeStep
@@ -25,6 +26,7 @@ from ft_launcher.sim.host import Host
 from ft_launcher.sim.nursery import Exit, Nursery, Proc
 from ft_launcher.sim.peers import Peers
 from ft_launcher.sim.presence import Presence
+from ft_launcher.sim.reruns import Reruns
 from ft_launcher.sim.training import Calls, LockStep
 from ft_launcher.sim.watchman import Watchman
 
@@ -38,7 +40,8 @@ OWN_PLACE = "user train.py:forward_step"
 @dataclass(slots=True)
 class Truth:
     """What really happened in the cycle that runs: who was hurt on purpose, who hangs, how ranks ended, whether the `platform` (a zygote, a store) broke it, whether
-    somebody really `stands_still` (`since`), which placed agents were lost, whether stacks `show` where ranks stand. The checks see it, no machine does.
+    somebody really `stands_still` (`since`), which placed agents were lost, whether stacks `show` where ranks stand, whether a result was `disputed` and what was found (None: nothing
+    that anybody can read), whether ranks left with 16 or 17 without a reason that was `passed_on`. The checks see it, no machine does.
     """
 
     cycle: int = -1
@@ -51,10 +54,17 @@ class Truth:
     since: float | None = None
     lost: set[str] = field(default_factory=set)
     shows: bool = False
+    disputed: bool = False
+    finding: tuple[int, RerunStatus | None] | None = None
+    passed_on: bool = False
+    began_at: float = 0.0
 
 
 class Launch:
-    """`generation` counts launches; `signals` are the stop signals that agents have received; `live` every rank process by rank; `ghosts` superseded cycles that train on."""
+    """`generation` counts launches; `signals` are the stop signals that agents have received, `stop_from` since when those that held ranks; `live` every rank process by rank.
+
+    `ghosts` are superseded cycles that train on; `asked_for_nothing`: ranks have left with 16 and no checkpoint says why.
+    """
 
     def __init__(self, world: World, generation: int) -> None:
         self.world = world
@@ -76,13 +86,16 @@ class Launch:
         self.lease_gone_at: dict[str, float] = {}
         self.shaken_at = -1e9
         self.over = False
-        self.stop_asked_at: float | None = None
-        self._stop_from: set[str] = set()
+        self.stop_from: dict[str, float] = {}
+        self.asked_for_nothing = False
         self._placed: tuple[str, ...] = ()
         self._starting = 0
-        self.store = Etcd(self.clock, self.noise, world.setting.platform.store_s)
+        self._alive: set[str] = set()
+        platform = world.setting.platform
+        self.store = Etcd(self.clock, self.noise, platform.store_s, platform.store_timeout_s, platform.compacts)
         self.gov = Government(self)
         self.peers = Peers(self)
+        self.reruns = Reruns(self)
         self.began_at = self.clock.now
         self._first = self.gov.first_state()
         self.store.watch_all = self._on_key
@@ -98,6 +111,11 @@ class Launch:
     def done(self) -> bool:
         """The verdict is written."""
         return self.state.phase is Phase.DONE
+
+    def earned(self) -> int:
+        """How many restarts the running cycle can have given back by now."""
+        stretch_s = self.world.setting.options.healthy_stretch_s
+        return int((self.clock.now - self.truth.began_at) // stretch_s) if stretch_s > 0 else 0
 
     def begin(self) -> None:
         """The scheduler starts an agent on every machine that is there."""
@@ -124,15 +142,16 @@ class Launch:
             host.name, self.generation, error_grace_s=options.error_grace_s, survivor_grace_s=options.survivor_grace_s, incarnation=who
         )
         agent = Agent(self, host, Nursery(self.clock, self.noise, host, setting.platform), node)
-        info = NodeInfo(host.name, host.name, setting.nproc, self.generation, order=host.number, incarnation=who)
+        devices = host.devices(setting.nproc)
+        info = NodeInfo(host.name, host.name, setting.nproc, self.generation, order=host.number, devices=devices, incarnation=who)
         presence = Presence(self, agent, info)
         self.agents[host.name], self.presences[host.name] = agent, presence
+        self._alive.add(host.name)
         self.watchmen[host.name] = Watchman(agent, setting.script, self.step_of)
         if self.store.reach_at(host) > self.clock.now:
             presence.store_away(self.store.reach_at(host))
         presence.join()
         agent.nursery.start()
-        self.world.count_usable()
 
     def agent_joined(self, agent: Agent) -> None:
         """It is registered: it follows the published limits, too."""
@@ -144,7 +163,7 @@ class Launch:
 
         self.store.watch(agent.host, "limits", told)
         told("limits", self.store.keys.get("limits"), 0)
-        self.world.count_usable()
+        self.world.count_one(agent)
 
     def _publish(self, limits: Any) -> None:
         """The controller writes what was learned."""
@@ -159,6 +178,8 @@ class Launch:
             self.lease_gone_at.pop(name, None)
             if entry is None:
                 self.lease_gone_at[name] = self.clock.now
+            if name in self.agents:
+                self.world.count_one(self.agents[name])
         elif key.startswith("reports/") and entry is not None and entry.value.unfit is not None:
             self.unfit_since.setdefault(entry.value.node_id, self.clock.now)
 
@@ -176,7 +197,7 @@ class Launch:
             return
         if self.step is not None and not self._haunts(self.step):
             self.peers.freeze()
-        self.truth = Truth(job.cycle, shows=self.noise.random() < 0.7)
+        self.truth = Truth(job.cycle, shows=self.noise.random() < 0.7, began_at=self.clock.now)
         owner = (self.generation, job.cycle)
         self.step = LockStep(self.clock, self.world.setting.script, self.world.storage, len(job.placement.nodes), owner)
         self.world.lessons.begin_cycle()
@@ -211,6 +232,7 @@ class Launch:
 
     def send_report(self, agent: Agent) -> None:
         """There is a newer report."""
+        self.world.count_one(agent)
         self.presences[agent.name].report()
 
     def ranks_forked(self, agent: Agent, cycle: int) -> None:
@@ -220,7 +242,7 @@ class Launch:
         if self.step is None or cycle != self.truth.cycle:
             return
         step, job = self.step, self.state
-        for host in self.world.hosts:
+        for host in self.world.hosts if self.world.calm_since > self.clock.now else ():
             if host.isolated_until > self.clock.now and job.placement is not None and host.name in job.placement.nodes:
                 step.hold(f"{host.name} isolated")
                 self.clock.at(host.isolated_until, step.release, f"{host.name} isolated")
@@ -230,6 +252,7 @@ class Launch:
             for ghost in self.ghosts.values():
                 ghost.sync()
             lessons.listen(step)
+            self.reruns.begin_cycle(step)
         self.watchmen[agent.name].begin(cycle, self.state.budgets.client_known)
         self.peers.look_for_others(agent, cycle)
 
@@ -276,20 +299,29 @@ class Launch:
             )
         return found
 
+    def findings_of(self, agent: Agent, cycle: int, on_pages: bool) -> dict[int, RerunFinding]:
+        """What its ranks' rerun machines said."""
+        return self.reruns.told_by(agent, cycle, on_pages)
+
+    def words_lost(self, found: dict[int, RerunFinding]) -> None:
+        """The disk has stalled: nobody knows now."""
+        if self.truth.finding is not None and self.truth.finding[0] in found:
+            self.truth.finding = (self.truth.finding[0], None)
+
     def read_errors_s(self) -> float:
         """Usually milliseconds; sometimes the disk stalls."""
         return self.noise.uniform(0.001, 0.05) if self.noise.random() < 0.98 else 5.0
 
     def zygote_changed(self, agent: Agent) -> None:
         """A machine can start ranks, or cannot at the moment."""
-        self.world.count_usable()
+        self.world.count_one(agent)
 
     def signalled(self, number: int, agents: Sequence[Agent]) -> None:
         """Agents get a stop signal; from those that hold ranks it must be heard."""
         self.signals.append(number)
-        self._stop_from |= {agent.name for agent in agents if agent.nursery.procs}
-        if self.stop_asked_at is None and self._stop_from:
-            self.stop_asked_at = self.clock.now
+        for agent in agents:
+            if agent.nursery.procs:
+                self.stop_from.setdefault(agent.name, self.clock.now)
 
     def store_opened(self, agent: Agent, address: Address) -> None:
         """A standby store listens."""
@@ -323,6 +355,7 @@ class Launch:
         """An agent has ended; with the last one the launch is over."""
         self.world.trace.note(self.clock.now, agent.name, f"leaves with exit code {code}")
         presence = self.presences.pop(agent.name)
+        self._alive.discard(agent.name)
         lines = self._connected(presence)
         presence.end()
         self.gov.agent_gone(agent, silent=False)
@@ -333,6 +366,18 @@ class Launch:
         """Another agent has its node id: it ends, and its ranks with it."""
         self.world.trace.note(self.clock.now, agent.name, "its node id was taken over by another agent: it ends")
         self.lose(agent.host, silent=False)
+        self.world.count_usable()
+
+    def store_unreachable(self, agent: Agent) -> None:
+        """An agent that has something to write has waited for `--store-timeout`: it ends with 69, its ranks with it. The platform starts it again later."""
+        if not agent.live or self.agents.get(agent.name) is not agent or self.over:
+            return
+        self.world.trace.note(
+            self.clock.now, agent.name, f"the store does not answer for {self.store.timeout_s:g} s: it ends with exit code 69"
+        )
+        self.world.tally.unreachable += 1
+        self.world.lost(agent.host, silent=False)
+        self.clock.after(self.store.timeout_s, self.world.come_back, agent.host)
 
     @staticmethod
     def _connected(presence: Presence) -> list[str]:
@@ -342,9 +387,9 @@ class Launch:
     def lose(self, host: Host, silent: bool) -> None:
         """The agent on a machine is gone, and everything below it."""
         agent = self.agents.pop(host.name, None)
+        self._alive.discard(host.name)
         self.unfit_since.pop(host.name, None)
-        self._stop_from.discard(host.name)
-        self.stop_asked_at = self.stop_asked_at if self._stop_from else None
+        self.stop_from.pop(host.name, None)
         presence = self.presences.pop(host.name, None)
         if agent is None:
             return
@@ -361,6 +406,6 @@ class Launch:
 
     def _finish_if_deserted(self) -> None:
         """Nobody is left: done, or (all agents lost) for a scheduler to start again."""
-        if not self.over and not self._starting and not any(agent.live for agent in self.agents.values()):
+        if not self.over and not self._starting and not self._alive:
             self.over = True
             self.world.launch_over(self)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ft_launcher.core.events import JobEvent, NodeLost
 from ft_launcher.core.evidence import NodeInfo
-from ft_launcher.core.membership import Finding, Kept, Membership, Probe, Reply, Rules
+from ft_launcher.core.membership import Finding, Kept, Membership, Probe, Reply, Rules, _Member
 from ft_launcher.sim.clock import Life, Ticket
 from ft_launcher.sim.host import Host
 from ft_launcher.sim.network import Network
@@ -44,7 +44,16 @@ class Doubts(Membership):
 
     def doubtful(self) -> bool:
         """A tick could make a difference."""
-        return any(m.suspect_since is not None or m.broken or m.refused_by for m in self._members.values())
+        return any(_in_doubt(member) for member in self._members.values())
+
+    def in_doubt(self, name: str) -> bool:
+        """Because of this node."""
+        member = self._members.get(name)
+        return member is not None and _in_doubt(member)
+
+
+def _in_doubt(member: _Member) -> bool:
+    return member.suspect_since is not None or member.broken or bool(member.refused_by)
 
 
 class Line:
@@ -101,7 +110,7 @@ class Liaison:
             return
         known = self._nodes.get(node.node_id)
         self._nodes[node.node_id] = node
-        self._act(self._members.joined(self.life.now, node.node_id))
+        self._act(node.node_id, self._members.joined(self.life.now, node.node_id))
         if known is None or known.incarnation != node.incarnation:
             self._hang_up(node.node_id)
             self.lines[node.node_id] = Line(self, node)
@@ -113,7 +122,7 @@ class Liaison:
 
     def unregistered(self, name: str) -> None:
         """Its registration has vanished."""
-        self._act(self._members.lease_gone(self.life.now, name))
+        self._act(name, self._members.lease_gone(self.life.now, name))
 
     def store_there(self, there: bool) -> None:
         """The store has gone away, or is back."""
@@ -137,7 +146,7 @@ class Liaison:
     def on_state(self, name: str, reply: Reply | None) -> None:
         """A connection came up, an attempt failed, or (None) it was closed by the other side."""
         now = self.life.now
-        self._act(self._members.disconnected(now, name) if reply is None else self._members.replied(now, name, reply))
+        self._act(name, self._members.disconnected(now, name) if reply is None else self._members.replied(now, name, reply))
 
     def on_closed(self, name: str, incarnation: str) -> None:
         """The host of an agent says that its process is gone."""
@@ -149,16 +158,23 @@ class Liaison:
         self._timer = None
         if self._closed:
             return
-        self._act(self._members.tick(self.life.now))
+        self._obey(self._members.tick(self.life.now))
+        if self._timer is None and not self._closed and self._members.doubtful():
+            self._timer = self.life.after(TICK_S, self._tick)
         self._around.tell_progress()
 
-    def _keep_looking(self) -> None:
-        if self._timer is None and not self._closed and self._members.doubtful():
+    def _keep_looking(self, name: str) -> None:
+        """New doubt is about the node of which something was heard."""
+        if self._timer is None and not self._closed and self._members.in_doubt(name):
             self._timer = self.life.after(TICK_S, self._tick)
 
     # -- what goes out --------------------------------------------------------------------------------------------------------------------
 
-    def _act(self, findings: Sequence[Finding]) -> None:
+    def _act(self, name: str, findings: Sequence[Finding]) -> None:
+        self._obey(findings)
+        self._keep_looking(name)
+
+    def _obey(self, findings: Sequence[Finding]) -> None:
         for finding in findings:
             if isinstance(finding, Probe):
                 self._probe(finding.node_id)
@@ -168,7 +184,6 @@ class Liaison:
                 self._hang_up(finding.node_id)
                 self._nodes.pop(finding.node_id, None)
                 self._offer(NodeLost(finding.node_id, finding.reason))
-        self._keep_looking()
 
     def reach(self, node: NodeInfo, within_s: float, told: Callable[[Reply], None]) -> None:
         """From this host; heard in this controller's time."""
@@ -217,7 +232,7 @@ class Liaison:
         """What was learned of a former agent says nothing of its successor."""
         known = self._nodes.get(node.node_id)
         if not self._closed and known is not None and known.incarnation == node.incarnation:
-            self._act(self._members.replied(self.life.now, node.node_id, reply, witness))
+            self._act(node.node_id, self._members.replied(self.life.now, node.node_id, reply, witness))
 
     def _hang_up(self, name: str) -> None:
         line = self.lines.pop(name, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ft_launcher.core.actions import KillRanks, Leave, Report, StartRanks
-from ft_launcher.core.state import Phase
+from ft_launcher.core.state import JobState, Phase
 from ft_launcher.sim.checks import NodeInvariant, NodeStep
 
 
@@ -62,11 +62,11 @@ def nobody_leaves_living_ranks(step: NodeStep) -> str | None:
 
 
 def everyone_leaves_with_the_verdict(step: NodeStep) -> str | None:
-    """An agent that held ranks ends with the verdict's code, and only once there is a verdict. A spare may leave before, with 0."""
+    """An agent that held ranks ends with the verdict's code, and only once there is a verdict. A spare, or who was asked to leave, may go before, with 0."""
     if not isinstance(step.action, Leave):
         return None
     job = step.launch.state
-    if job.placement is not None and step.agent.name not in job.placement.nodes and step.action.exit_code == 0:
+    if step.action.exit_code == 0 and any(_is_free(step, known) for known in (job, step.agent.machine.job)):
         return None
     if job.verdict is None:
         return f"{step.agent.name} leaves before there is a verdict"
@@ -74,6 +74,14 @@ def everyone_leaves_with_the_verdict(step: NodeStep) -> str | None:
     if held and step.action.exit_code != job.verdict.exit_code:
         return f"{step.agent.name} leaves with {step.action.exit_code}, the verdict is {job.verdict.exit_code}"
     return None
+
+
+def _is_free(step: NodeStep, job: JobState | None) -> bool:
+    """It holds no ranks, or was asked to leave, as the store or the agent itself has it."""
+    if job is None:
+        return False
+    spare = job.placement is not None and step.agent.name not in job.placement.nodes
+    return spare or job.leaving.get(step.agent.name) == step.agent.incarnation
 
 
 NODE: tuple[NodeInvariant, ...] = (

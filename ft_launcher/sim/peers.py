@@ -22,6 +22,7 @@ VICTIM_STAMPS = (
     "torch.distributed.DistNetworkError: recvValue failed on socket: Broken pipe",
 )
 PROGRESS_EVERY_S = 1.0
+TELLERS = 64
 NO_STORE_STAMP = "torch.distributed.DistNetworkError: The client socket has failed to connect: Connection refused"
 NOT_MET_STAMP = "torch.distributed.DistStoreError: Timed out waiting for clients"
 
@@ -115,13 +116,13 @@ class Peers:
                 agent.life.after(self._noise.uniform(0.0, 0.1), self._tell_progress, agent, cycle, 1)
 
     def tell_all(self) -> None:
-        """What every agent tells once a second, where it is something new."""
+        """What every agent tells once a second, where it is something new; of thousands, some that are spread over all of them."""
         launch = self._launch
         step, cycle = launch.step, launch.truth.cycle
         if step is None or not step.stepping or not launch.world.setting.script.client:
             return
-        steps = step.steps()
-        for agent in self.agents():
+        steps, agents = step.steps(), self.agents()
+        for agent in agents[:: max(1, len(agents) // TELLERS)]:
             told_at, told = self._told.setdefault(agent.name, (self._clock.now - self._noise.random(), (0, 0)))
             if steps and told != (cycle, steps) and self._clock.now - told_at >= PROGRESS_EVERY_S:
                 self._told[agent.name] = (self._clock.now, (cycle, steps))

@@ -46,7 +46,14 @@ class Presence:
     def _call(self, effect: Callable[[], Any], answer: Callable[[Any], None]) -> None:
         """A call of this agent: answered in its own time, if it lives to hear it."""
         life = self.agent.life
-        self._store.call(self.agent.host, effect, lambda result: life.soon(answer, result))
+        self._store.call(self.agent.host, self._living(effect), lambda result: life.soon(answer, result), self._give_up)
+
+    def _living(self, effect: Callable[[], Any]) -> Callable[[], Any]:
+        """What a dead agent has not sent does not happen."""
+        return lambda: None if self.agent.gone else effect()
+
+    def _give_up(self) -> None:
+        self.agent.life.soon(self._launch.store_unreachable, self.agent)
 
     # -- joining ------------------------------------------------------------------------------------------------------------------------
 
@@ -123,14 +130,18 @@ class Presence:
         if lease:
             self.lease = lease
             self._hold()
-            self._launch.world.count_usable()
+            self._launch.world.count_one(self.agent)
         elif holder is not None and holder.value.incarnation != self.info.incarnation:
             self._launch.usurped(self.agent)
 
     def end(self) -> None:
         """The agent leaves: its registration, and an office that it holds, vanish at once."""
         self.close()
-        self._store.call(self.agent.host, lambda: self._store.revoke(self.lease), lambda _: None)
+        self._store.call(self.agent.host, self._revoke, lambda _: None)
+
+    def _revoke(self) -> None:
+        self._store.revoke(self.lease)
+        self._store.delete(f"drains/{self.info.node_id}")
 
     def close(self) -> None:
         """The agent is gone: nobody renews, nobody listens."""

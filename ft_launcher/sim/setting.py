@@ -45,7 +45,10 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """How long the fake platform's own work takes, seconds. `ttl_s`: the nodes' lease time."""
+    """How long the fake platform's own work takes, seconds. `ttl_s`: the nodes' lease time; `store_timeout_s`: `--store-timeout`.
+
+    `uuids`: devices have names of their own; `compacts`: the store forgets what a watch has missed.
+    """
 
     zygote_s: float = 12.0
     standby_s: float = 0.05
@@ -53,6 +56,9 @@ class Platform:
     store_s: float = 0.004
     ttl_s: float = 10.0
     requeue_s: float = 300.0
+    uuids: bool = False
+    store_timeout_s: float = 300.0
+    compacts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,5 +164,14 @@ def _drawn(rng: random.Random, setting: Setting) -> Setting:
         zygote_s=faults.log_uniform(rng, 1.0, 40.0),
         store_s=faults.log_uniform(rng, 0.0005, 0.2),
         requeue_s=faults.log_uniform(rng, 20.0, 1000.0),
+        uuids=rng.random() < 0.5,
+        store_timeout_s=rng.choice((60.0, 300.0)),
+        compacts=rng.random() < 0.5,
+    )
+    core = replace(
+        core,
+        max_reruns=rng.choice((2, 10, 10)),
+        quarantine_after=rng.choice((0, 1, 3, 3)),
+        healthy_stretch_s=rng.choice((0.0, 1800.0, 21_600.0)),
     )
     return replace(setting, options=core, script=script, platform=platform)

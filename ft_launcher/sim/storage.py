@@ -6,6 +6,7 @@ An owner that was asleep between its last check and its rename still writes, but
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -19,6 +20,12 @@ class Storage:
     owners: dict[int, tuple[int, int]] = field(default_factory=dict)
     newest: tuple[int, int] = (-1, -1)
     disorder: str | None = None
+    questions: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def question(self) -> Any:
+        """What the checkpoint that a load would choose asks of other hardware; None: nothing."""
+        return self.questions.get(self.number)
 
     @property
     def saved(self) -> int:
@@ -27,17 +34,21 @@ class Storage:
 
     def claim(self, owner: tuple[int, int]) -> int:
         """A cycle (generation, number) loads: it owns the folder from now on, and starts from what `saved` says."""
-        chosen = self.saved
+        chosen, question = self.saved, self.question
         self.number += 1
         self.latest = {self.number - 1: chosen, self.number: chosen}
+        self.questions = {self.number: question} if question is not None else {}
         self.owners[self.number] = owner
         return self.number
 
-    def commit(self, number: int, saved: int) -> bool:
-        """The owner of that number has a complete checkpoint of so many steps. False: it is superseded, and what it wrote is not read."""
-        if saved <= self.latest.get(number, 0):
+    def commit(self, number: int, saved: int, question: Any = None) -> bool:
+        """The owner of that number has a complete checkpoint of so many steps, which may carry a question. False: it is superseded, and what it wrote is not read."""
+        if saved < self.latest.get(number, 0) or (saved == self.latest.get(number, 0) and question is None):
             return number == self.number
         self.latest[number] = saved
+        self.questions.pop(number, None)
+        if question is not None:
+            self.questions[number] = question
         if number != self.number:
             self.refused += 1
             return False
@@ -52,4 +63,4 @@ class Storage:
 
     def clear(self) -> None:
         """The training is complete; the next one begins in an empty folder."""
-        self.latest, self.reached = {}, 0
+        self.latest, self.reached, self.questions = {}, 0, {}

@@ -5,9 +5,9 @@ The store refuses what a deposed controller writes; these rules would see it if 
 
 from __future__ import annotations
 
-from ft_launcher.core.placement import moved
 from ft_launcher.core.state import Phase
 from ft_launcher.sim.checks import CommitInvariant, CommitStep
+from ft_launcher.sim.job_invariants import survivors_moved
 
 
 def a_deposed_controller_writes_nothing(step: CommitStep) -> str | None:
@@ -35,9 +35,11 @@ def one_history(step: CommitStep) -> str | None:
         return f"the verdict of cycle {old.cycle} was written over by phase {new.phase} of cycle {new.cycle}"
     if new.cycle not in (old.cycle, old.cycle + 1):
         return f"cycle {old.cycle} is followed by cycle {new.cycle}"
-    if new.cycle == old.cycle and new.placement != old.placement:
+    waits = old.phase is Phase.ENDING and new.phase is Phase.PAUSED
+    if new.cycle == old.cycle and new.placement != old.placement and not waits:
         return f"cycle {new.cycle} has two placements"
-    if new.budgets.restarts < old.budgets.restarts or new.budgets.platform < old.budgets.platform:
+    earned = step.launch.earned()
+    if new.budgets.restarts < old.budgets.restarts - earned or new.budgets.platform < old.budgets.platform - earned:
         return f"a budget came back: restarts {old.budgets.restarts} -> {new.budgets.restarts}, platform {old.budgets.platform} -> {new.budgets.platform}"
     return _survivors_stay(step)
 
@@ -48,8 +50,7 @@ def _survivors_stay(step: CommitStep) -> str | None:
     new = step.job.placement
     if old is None or new is None or new is old:
         return None
-    wrong = [rank for rank in moved(old, new) if old.node_of(rank) in new.nodes]
-    return f"rank {wrong[0]} has moved although its node {old.node_of(wrong[0])} stays" if wrong else None
+    return survivors_moved(old, new, (step.before[1], step.job)) if step.before is not None else None
 
 
 def commits_are_fenced(step: CommitStep) -> str | None:

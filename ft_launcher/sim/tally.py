@@ -32,6 +32,7 @@ class Tally:
     spares_used: int = 0
     successions: int = 0
     kept: int = 0
+    unreachable: int = 0
     lost_steps: int = 0
     useful_steps: int = 0
     faults: Counter[str] = field(default_factory=Counter)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ft_launcher.sim.clock import Clock, Ticket
 from ft_launcher.sim.setting import Script
@@ -58,6 +59,8 @@ class LockStep:
         self._slow: dict[str, float] = {}
         self._held: set[str] = set()
         self._segments: list[tuple[float, float, float]] = []
+        self._saving_at: float | None = None
+        self._fault_saved = 0
 
     @property
     def met(self) -> bool:
@@ -186,6 +189,17 @@ class LockStep:
         self._storage.reached = max(self._storage.reached, done)
         return done - saved
 
+    def save_the_fault(self) -> None:
+        """A checkpoint of the moment before the disputed step is being written; nothing else moves."""
+        self._saving_at = self._clock.now
+        self.hold("fault checkpoint")
+
+    def commit_fault(self, question: Any) -> None:
+        """It is complete."""
+        self.sync()
+        self._fault_saved = self.base + self.steps()
+        self._storage.commit(self._number, self._fault_saved, question)
+
     def _turn_off(self) -> None:
         nominal = self.nominal()
         self.frozen_at = self._clock.now
@@ -218,7 +232,7 @@ class LockStep:
 
     def saved(self) -> int:
         """The step of the newest complete checkpoint."""
-        return self._script.steps if self.complete else self.base + self._periods()[0] * self._script.save_every
+        return self._script.steps if self.complete else max(self._fault_saved, self.base + self._periods()[0] * self._script.save_every)
 
     def standing_s(self) -> float:
         """Seconds since it stands still."""
@@ -245,4 +259,6 @@ class LockStep:
         stepped_at = self._reached_at(self._end_of(steps))
         ended = ({"step": stepped_at} if steps else {}) | ({"checkpointing": saved_at} if rounds else {})
         since = stepped_at if saving else max(stepped_at, saved_at)
+        if self._saving_at is not None:
+            return Page(steps, rounds, "checkpointing", self._saving_at, stepped_at if steps else None, ended)
         return Page(steps, rounds, "checkpointing" if saving else "step", since, stepped_at if steps else None, ended)

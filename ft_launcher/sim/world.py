@@ -7,10 +7,12 @@ healthy or be done. All randomness comes from streams of the seed: one for what 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 
+from ft_launcher.core.hardware import Dispute, Ledger, quarantined_slots
 from ft_launcher.core.membership import Rules
-from ft_launcher.core.state import Phase
+from ft_launcher.core.state import JobState, Outcome, Phase
 from ft_launcher.errors import BugError
 from ft_launcher.sim import end_invariants, inject
 from ft_launcher.sim.agent import Agent
@@ -23,6 +25,8 @@ from ft_launcher.sim.launch import Launch
 from ft_launcher.sim.lessons import Lessons
 from ft_launcher.sim.membership_invariants import MEMBERSHIP
 from ft_launcher.sim.node_invariants import NODE
+from ft_launcher.sim.presence import Presence
+from ft_launcher.sim.rerun_invariants import RERUN
 from ft_launcher.sim.setting import Setting
 from ft_launcher.sim.storage import Storage
 from ft_launcher.sim.store_invariants import COMMIT
@@ -31,7 +35,7 @@ from ft_launcher.sim.trace import Trace
 from ft_launcher.sim.training import LockStep
 from ft_launcher.sim.truth_invariants import TRUTH
 
-JOB_CHECKS = (*JOB, *TRUTH, *MEMBERSHIP)
+JOB_CHECKS = (*JOB, *TRUTH, *MEMBERSHIP, *RERUN)
 LOOK_S = 15.0
 """After the faults the world looks this often whether the job is healthy."""
 NOTICED_S = 10.0
@@ -40,18 +44,24 @@ CALM_S = 60.0
 
 
 class World:
-    """`run()` once; then `tally`, `trace` and `violations` tell what came of it. `calm_since`: when the last freeze, cut or outage was over, or will be."""
+    """`run()` once; then `tally`, `trace` and `violations` tell what came of it. `calm_since`: when the last freeze, cut or outage was over, or will be.
+
+    `ledger`, `dispute` and `rerun_verdict` pass from one launch to the next; `was_bad`, `rejections` and `judges` (suspected device -> the one that was asked) are the truth about devices.
+    """
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.clock = Clock()
         self.noise = random.Random(f"noise {setting.seed}")
-        self.hosts = [Host(name, number, self.noise.randrange(10**15)) for number, name in enumerate(setting.names)]
+        self.hosts = [
+            Host(name, number, self.noise.randrange(10**15), uuids=setting.platform.uuids) for number, name in enumerate(setting.names)
+        ]
         self.storage = Storage()
         self.lessons = Lessons(setting.script)
         self.calm_since = 0.0
         self.troubles = 0
         self._learning = 0
+        self._usable: set[str] = set()
         self.trace = Trace()
         self.tally = Tally()
         self.violations: list[Violation] = []
@@ -59,6 +69,12 @@ class World:
         self.enough_since: float | None = None
         self.kept_steps = 0
         self.ended = False
+        self.ledger: Ledger = {}
+        self.dispute: Dispute | None = None
+        self.rerun_verdict = ""
+        self.was_bad: set[str] = set()
+        self.rejections: Counter[str] = Counter()
+        self.judges: dict[str, str] = {}
         self._generation = 0
 
     # -- the course of the world ------------------------------------------------------------------------------------------------------------
@@ -104,7 +120,9 @@ class World:
         if launch.step is not None:
             launch.peers.freeze()
         self._end_checks(launch)
+        self._inherit(launch.state)
         self._count_useful()
+        self._attend(launch)
         if not self.ended:
             self.clock.after(self.setting.platform.requeue_s, self._start)
 
@@ -145,10 +163,19 @@ class World:
     def count_usable(self) -> None:
         """Note since when enough machines have been usable: up, with an agent, able to start ranks."""
         launch = self.launch
-        agents = launch.agents if launch is not None else {}
-        ruled_out = launch.state.ruled_out if launch is not None else {}
-        fit = [agents[h.name] for h in self.hosts if h.up and h.name in agents and h.name not in ruled_out]
-        if sum(self._counts(agent) for agent in fit) < self.setting.options.nodes_wanted:
+        agents = launch.agents.values() if launch is not None else ()
+        self._usable = {agent.name for agent in agents if self._counts(agent)}
+        self._note_enough()
+
+    def count_one(self, agent: Agent) -> None:
+        """The same where only one node can have changed."""
+        if self.launch is None or self.launch.agents.get(agent.name) is not agent:
+            return
+        (self._usable.add if self._counts(agent) else self._usable.discard)(agent.name)
+        self._note_enough()
+
+    def _note_enough(self) -> None:
+        if len(self._usable) < self.setting.options.nodes_wanted:
             self.enough_since = None
         elif self.enough_since is None:
             self.enough_since = self.clock.now
@@ -159,8 +186,19 @@ class World:
         presence = launch.presences.get(agent.name) if launch is not None else None
         if launch is None or presence is None or not presence.joined or presence.lease not in launch.store.leases:
             return False
+        if not agent.host.up or agent.name in launch.state.ruled_out or self._barred(launch, presence):
+            return False
         cut = launch.store.reach_at(agent.host) > self.clock.now or agent.host.frozen_until > self.clock.now
         return agent.live and agent.life.awake and not cut and agent.nursery.usable
+
+    def _barred(self, launch: Launch, presence: Presence) -> bool:
+        """It holds no ranks and will get none, for one of its devices is in quarantine."""
+        job = launch.state
+        if not job.hardware or (job.placement is not None and presence.info.node_id in job.placement.nodes):
+            return False
+        return bool(
+            quarantined_slots(job.hardware, {presence.info.node_id: presence.info.devices}, presence.info.node_id, self.setting.nproc)
+        )
 
     def host(self, name: str) -> Host:
         """A machine by its name."""
@@ -170,6 +208,30 @@ class World:
         """The platform is disturbed until then: what takes longer than usual meanwhile is no wonder."""
         self.calm_since = max(self.calm_since, until)
         self.troubles += 1
+
+    def lost(self, host: Host, silent: bool) -> None:
+        """The agent of a machine is gone, and its ranks: the others feel it, or wait."""
+        launch = self.launch
+        agent = launch.agents.get(host.name) if launch is not None else None
+        if launch is None or agent is None:
+            return
+        held = any(proc.cycle == launch.truth.cycle for proc in agent.nursery.procs.values())
+        self.troubled(self.clock.now + 2 * launch.ttl_s)
+        launch.lose(host, silent)
+        self.count_usable()
+        if not held:
+            return
+        self.expect_loss(launch, agent)
+        if silent:
+            launch.peers.stand_still()
+        else:
+            launch.peers.lost_one(agent)
+
+    def come_back(self, host: Host) -> None:
+        """An agent is started on a machine, if it is there and has none."""
+        if self.launch is not None and not self.launch.over:
+            self.launch.start_agent(host)
+        self.count_usable()
 
     # -- hangs and lessons ------------------------------------------------------------------------------------------------------------------
 
@@ -249,6 +311,29 @@ class World:
         if self.storage.saved >= self.setting.script.steps:
             self.tally.useful_steps += self.setting.script.steps
             self.storage.clear()
+            self.dispute, self.rerun_verdict = None, ""
+
+    def _inherit(self, last: JobState) -> None:
+        """What the next launch is told (`shell/ledger.py`)."""
+        self.ledger, self.dispute, self.rerun_verdict = last.hardware, last.rerun, last.rerun_verdict
+        if self.dispute is not None and not self.dispute.suspects:
+            self.dispute = None  # on other machines nobody can say whose result it was, or where
+
+    def _attend(self, launch: Launch) -> None:
+        """People read the verdict: machines that a launch could not use, or should stay away from, get other hardware; an application that gives odd results is mended."""
+        verdict = launch.state.verdict
+        if verdict is None:
+            return
+        if verdict.outcome is Outcome.RESULT_REJECTED:
+            self.storage.questions.clear()
+            self.dispute = None
+        if verdict.outcome in (Outcome.RERUN_ELSEWHERE, Outcome.NOT_ENOUGH_NODES):
+            wanted = {str(found["node"]) for found in verdict.exclude} | {r.node for r in self.ledger.values() if r.quarantined}
+            everybody = verdict.outcome is Outcome.RERUN_ELSEWHERE and not verdict.exclude
+            for host in self.hosts:
+                if everybody or host.name in wanted:
+                    host.exchange()
+                    self.ledger = {d: r for d, r in self.ledger.items() if r.node != host.name}
 
     def useful_steps(self) -> int:
         """All steps that are kept by now: complete trainings, and this one's checkpoints and running cycle."""
@@ -261,7 +346,7 @@ class World:
     def look_at_job(self, step: JobStep, governs: bool) -> list[tuple[str, str | None]]:
         """After every event of a job machine: what is wrong with its answer. Without the office only what any controller must do right."""
         found = [(check.__name__, check(step)) for check in (JOB_CHECKS if governs else JOB)]
-        if step.launch.stop_asked_at is not None and governs:
+        if step.launch.stop_from and governs:
             found.append(("a_stop_is_heard", end_invariants.a_stop_is_heard(step.launch)))
         return found
 

@@ -214,6 +214,16 @@ def test_it_cannot_loop() -> None:
     assert "4 allowed" in job.state.verdict.reason
 
 
+def test_a_suspect_is_not_moved_to_a_device_in_quarantine_while_another_is_free() -> None:
+    job = cluster(1, nproc=4)
+    leave(job, 16, (3, S.FIRST_RERUN_REPRODUCIBLE), iteration=7)
+    now = restarted(job).slot_of(3)
+    leave(job, 17, (3, S.SECOND_RERUN_NOT_REPRODUCIBLE), iteration=7)
+    assert restarted(job).slot_of(3) == now
+    leave(job, 16, (3, S.FIRST_RERUN_REPRODUCIBLE), iteration=30)
+    assert restarted(job).slot_of(3) not in (3, now), "slot 3 is in quarantine"
+
+
 def test_two_suspects_of_one_node_both_leave_their_devices() -> None:
     job = cluster(1, nproc=2)
     leave(job, 16, (0, S.FIRST_RERUN_REPRODUCIBLE), (1, S.FIRST_RERUN_REPRODUCIBLE))

@@ -97,8 +97,9 @@ class Launch:
         raise AssertionError(f"rank {rank} does not run")
 
     def zygote_pid(self) -> int:
-        (child,) = psutil.Process(self.process.pid).children()
-        return child.pid
+        """The agent's child of that title: there may be others, that ask a GPU driver or run a check."""
+        (pid,) = [c.pid for c in psutil.Process(self.process.pid).children() if "".join(c.cmdline()[:1]).startswith("ft-launch: zygote")]
+        return pid
 
     def kill(self) -> None:
         if self.process.poll() is None:

@@ -6,11 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.e2e.conftest import Launcher
+from tests.e2e.launch import gone
 
 GRACE = """
 import os, signal, sys, time
@@ -105,3 +109,189 @@ def test_the_launcher_itself_out_of_descriptors_leaves_a_verdict(tmp_path: Path)
     assert done.returncode not in (0, 2)
     assert "Traceback" not in done.stderr
     assert list(tmp_path.glob("ft_logs/*/verdict.json"))
+
+
+# -- surroundings that only a namespace can give ----------------------------------------------------------------------------------------
+
+
+def can_unshare() -> bool:
+    return os.geteuid() == 0 and subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
+
+
+namespaces = pytest.mark.skipif(not can_unshare(), reason="needs root and mount namespaces")
+
+
+def in_namespace(flags: list[str], before: str, folder: Path, *options: str, script: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """`ft-launch` on 2 ranks of `script` in new namespaces, after the shell commands `before`; its standard error is the result's."""
+    (folder / "s.py").write_text(script)
+    launch = f"exec {sys.executable} -m ft_launcher --nproc-per-node 2 --preload json --max-restarts 0 {' '.join(options)} s.py"
+    command = ["unshare", *flags, "bash", "-ec", f"{before}\n{launch}"]
+    return subprocess.run(command, cwd=folder, env={**os.environ, **env}, capture_output=True, text=True, timeout=60, check=False)
+
+
+FULL = """
+import os, sys
+for _ in range(300):
+    print("x" * 1000)
+print("to the other stream " * 100, file=sys.stderr)
+if os.environ["RANK"] == "0":
+    os.unlink("disk/fill")
+    print("after")
+print("done", file=open(f"done.{os.environ['RANK']}", "w"))
+"""
+
+
+@namespaces
+def test_a_full_log_disk_costs_lines_and_no_training(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    fill = "mount -t tmpfs -o size=300k none disk; head -c 200000 /dev/zero > disk/fill; mkdir keep"
+    # the mount ends with the namespace, so what is to be looked at is copied out by a last process of it
+    copy = "trap 'cp -r disk/*.0/cycle_0000 keep/ 2>/dev/null' EXIT"
+    (tmp_path / "s.py").write_text(FULL)
+    launch = f"{sys.executable} -m ft_launcher --nproc-per-node 2 --preload json --max-restarts 0 --tee none --log-dir disk s.py"
+    done = subprocess.run(
+        ["unshare", "-m", "bash", "-ec", f"{fill}\n{copy}\n{launch}"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "when it is full, training goes on and what ranks print is lost" in done.stderr
+    assert len(list(tmp_path.glob("done.*"))) == 2
+    log = (tmp_path / "keep" / "cycle_0000" / "rank_00000.log").read_text()
+    assert "bytes of output are missing here (No space left on device)\nafter" in log
+
+
+FIRST_PROCESS = """
+import os, time
+def orphan(seconds):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(seconds)
+        os._exit(0)
+    os.wait()
+for _ in range(20):
+    orphan(0)
+orphan(1000)
+def dead():
+    states = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                states.append(open(f"/proc/{name}/stat").read().rpartition(")")[2].split()[0])
+            except OSError:
+                pass
+    return states.count("Z")
+deadline = time.monotonic() + 30
+while dead() and time.monotonic() < deadline:
+    time.sleep(0.02)
+print("dead and not collected:", dead(), flush=True)
+if os.environ.get("STAY"):
+    open(f"up.{os.environ['RANK']}", "w").close()
+    time.sleep(1000)
+"""
+
+
+@namespaces
+def test_as_the_first_process_of_a_container(tmp_path: Path) -> None:
+    """Nobody else collects the dead there, and when it ends everything must be gone already."""
+    done = in_namespace(["-pf", "--mount-proc"], "true", tmp_path, script=FIRST_PROCESS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("dead and not collected: 0") == 2
+    assert "cannot be killed" not in done.stderr
+
+
+@namespaces
+def test_a_signal_to_the_first_process_of_a_container(tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text(FIRST_PROCESS)
+    launch = [sys.executable, "-m", "ft_launcher", "--nproc-per-node", "2", "--preload", "json", "--term-grace", "5", "s.py"]
+    job = subprocess.Popen(["unshare", "-pf", "--kill-child", "--mount-proc", *launch], cwd=tmp_path, env={**os.environ, "STAY": "1"})
+    try:
+        wait_for(lambda: len(list(tmp_path.glob("up.*"))) == 2)
+        (first,) = psutil.Process(job.pid).children()
+        below = first.children(recursive=True)
+        first.send_signal(signal.SIGTERM)
+        assert job.wait(30) == 143
+        assert gone([process.pid for process in below])
+    finally:
+        job.kill()
+        job.wait()
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@namespaces
+@pytest.mark.parametrize(
+    "before",
+    [
+        "mount -t tmpfs -o ro none /dev/shm",
+        "mount -t tmpfs -o size=4k none /dev/shm",
+        "mount -t tmpfs -o ro none /dev/shm; mount -t tmpfs -o ro none /var/tmp; export TMPDIR=/var/tmp",
+    ],
+)
+def test_shared_memory_and_temporary_folders_that_take_nothing(tmp_path: Path, before: str) -> None:
+    done = in_namespace(
+        ["-m"],
+        before,
+        tmp_path,
+        script="from monitors.client import attach\nwith attach().section('step', iteration=1):\n    print('hello')\n",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("hello") == 2
+    assert "warning" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["x" * 200, "not/there"])
+def test_odd_temporary_folders(tmp_path: Path, launch: Launcher, name: str) -> None:
+    folder = tmp_path / name
+    if "/" not in name:
+        folder.mkdir()
+    job = launch(env={"TMPDIR": str(folder)}, steps=3, plan=[{"rank": 1, "cycle": 0, "at": 1, "do": "exit", "value": 3}])
+    assert job.wait() == 0, job.said()
+    assert not folder.exists() or list(folder.iterdir()) == []
+
+
+# -- what people read ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_recovery_costs_few_lines(launch: Launcher) -> None:
+    """From the fault to the first new step, everything in between included."""
+    job = launch("--tee", "none", steps=8, plan=[{"rank": 2, "cycle": 0, "at": 4, "do": "signal", "value": 9}])
+    assert job.wait() == 0, job.said()
+    lines = [line for line in job.said().splitlines() if line.startswith("ft-launch: ")]
+    begin = next(i for i, line in enumerate(lines) if "SIGKILL" in line)
+    end = next(i for i, line in enumerate(lines) if "training again" in line)
+    assert end - begin + 1 < 15, lines
+
+
+def test_many_recoveries_cost_few_lines_each(launch: Launcher) -> None:
+    plan = [{"rank": c % 4, "cycle": c, "after": 2, "do": "raise", "value": f"fault {c}"} for c in range(4)]
+    job = launch("--tee", "none", "--max-restarts", "6", steps=20, plan=plan, resume=True)
+    assert job.wait() == 0, job.said()
+    assert len(job.said().splitlines()) < 8 + 4 * 15, job.said()
+
+
+def test_the_last_words_of_a_killed_rank_are_in_its_log(launch: Launcher, tmp_path: Path) -> None:
+    """Unfinished and unflushed, on both streams; and the next cycle has a file of its own."""
+    script = tmp_path / "words.py"
+    script.write_text(
+        "import os, signal, sys\nif os.environ['FT_CYCLE'] == '0':\n    print('first', end='')\n    sys.stderr.write(' last')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\nprint('again')\n"
+    )
+    job = launch("--nproc-per-node", "1", script=[str(script)])
+    assert job.wait() == 0, job.said()
+    assert (job.run_folder / "cycle_0000" / "rank_00000.log").read_text() == "first last"
+    assert (job.run_folder / "cycle_0001" / "rank_00000.log").read_text() == "again\n"
+    assert "[r0] first last\n" in job.out.read_text()
+
+
+def test_tee_chooses_the_ranks_that_are_shown(launch: Launcher) -> None:
+    for tee, shown in (("none", []), ("0,3", [0, 3])):
+        job = launch("--tee", tee, steps=1)
+        assert job.wait() == 0, job.said()
+        out = job.out.read_text()
+        assert [rank for rank in range(4) if f"[r{rank}] rank {rank} is done" in out] == shown
+        assert all("is done" in path.read_text() for path in job.run_folder.glob("cycle_0000/rank_*.log"))
