@@ -18,6 +18,7 @@ from ft_launcher.core.events import JobEvent, NodeJoined, NodeLost, ProgressSeen
 from ft_launcher.core.evidence import Address, NodeReport, signal_name
 from ft_launcher.core.job_table import EDGES, TRANSITIONS
 from ft_launcher.core.machine import IGNORE, Story
+from ft_launcher.core.overrule import Overrules
 from ft_launcher.core.placement import Placement
 from ft_launcher.core.roster import Roster, placed
 from ft_launcher.core.run import Run
@@ -30,7 +31,7 @@ SETTLE_S = 5.0
 """Ranks that leave with 16 or 17 do so together after a checkpoint; their peers get this long to do the same before the cycle is ended."""
 
 
-class JobMachine(Drains):
+class JobMachine(Drains, Overrules):
     """One controller's view of one job. `state` is durable, everything else can be rebuilt from nodes and reports."""
 
     def __init__(self, state: JobState, topology: Topology, options: Options) -> None:
@@ -67,7 +68,7 @@ class JobMachine(Drains):
         if name == IGNORE or self._stale(event):
             return []
         handler: Callable[[Any], list[JobAction]] = getattr(self, name)
-        return handler(event)
+        return handler(self._believed(event))
 
     def _stale(self, event: JobEvent) -> bool:
         """An event of an old cycle, an old generation or an overtaken report changes nothing."""
@@ -212,6 +213,9 @@ class JobMachine(Drains):
         """Second half of the end: every node of the placement has acknowledged or is lost."""
         if self.state.phase is not Phase.ENDING or self.roster.unacknowledged(self.state):
             return []
+        return [*self._overrule_between(), *self._settle()]
+
+    def _settle(self) -> list[JobAction]:
         evidence = self._evidence()
         decision, record = settle(evidence, self._now - self._ended_at)
         self._become(budgets=decision.budgets, reason=decision.reason, **_rerun_changes(decision))
@@ -248,7 +252,8 @@ class JobMachine(Drains):
         if event.report.signals and self.state.phase is Phase.FORMING:
             number = event.report.signals[0]
             return self._conclude(Verdict(Outcome.STOPPED, 128 + number, f"stopped by {signal_name(number)}"))
-        return self._try_start()
+        noted = self._overrule_at_start() if self.state.phase is Phase.FORMING else []
+        return [*noted, *self._try_start()]
 
     def _try_start(self) -> list[JobAction]:
         """Second transaction: the next cycle starts as soon as a placement exists, its nodes are ready and its store listens."""

@@ -42,6 +42,7 @@ from ft_launcher.core.events import (
     ZygoteStarted,
 )
 from ft_launcher.core.evidence import NO_CYCLE, NodeReport, signal_name
+from ft_launcher.core.fitness import by_check
 from ft_launcher.core.local_ranks import SIGTERM, LocalRanks
 from ft_launcher.core.machine import IGNORE, IMPOSSIBLE, Story, total
 from ft_launcher.core.state import JobState, Phase
@@ -127,6 +128,8 @@ class NodeMachine:
         if event.revision <= self._revision or event.job.generation < self.options.generation:
             return []
         self._revision, self.job = event.revision, event.job
+        if event.job.check_overruled and by_check(self.report.unfit):
+            self.report = replace(self.report, unfit=None)
         return self._follow()
 
     def _follow(self) -> list[NodeAction]:

@@ -32,9 +32,10 @@ def charge_progress(evidence: Evidence) -> Budgets:
     further = steps > budgets.best_steps or any(p.saved for p in progress.values())
     if iteration is not None:
         further = budgets.best_iteration is None or iteration > budgets.best_iteration
-    earned = _earned(evidence, further if known else True)
+    judged = known or not (iteration is None and budgets.best_iteration is None)  # a client or a progress file has told where the script is
+    earned = _earned(evidence, further if judged else True)
     best = max((i for i in (iteration, budgets.best_iteration) if i is not None), default=None)
-    healthy = further if known else evidence.lasted_s >= 10.0
+    healthy = further if judged else evidence.lasted_s >= 10.0
     again = any(f.exit.code in (RERUN_ELSEWHERE, RESULT_REJECTED) for f in evidence.failures())
     replay = 0 if again or evidence.state.leaving else 1  # a step that is run again, or a node that had to go, is no lack of progress
     return replace(
@@ -45,7 +46,7 @@ def charge_progress(evidence: Evidence) -> Budgets:
         clients=max(attached, budgets.clients),
         best_iteration=best,
         best_steps=max(steps, budgets.best_steps),
-        stuck_cycles=0 if further or not known else budgets.stuck_cycles + replay,
+        stuck_cycles=0 if further or not judged else budgets.stuck_cycles + replay,
         failures_in_a_row=0 if healthy else budgets.failures_in_a_row + replay,
     )
 

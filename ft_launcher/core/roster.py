@@ -20,6 +20,9 @@ def placed(state: JobState) -> tuple[str, ...]:
     return state.placement.nodes if state.placement else ()
 
 
+MOST_NAMED = 8
+
+
 class Roster:
     """Nodes and their latest reports. `arrivals`: the order in which nodes first reported a failure of the current cycle."""
 
@@ -188,9 +191,10 @@ class Roster:
         return Placement(nodes=tuple(names[: self.options.nodes_wanted]), nproc=self.options.nproc)
 
     def spares(self, state: JobState) -> list[Spare]:
-        """Who could take a hole now."""
+        """Who could take a hole now; nobody who has been told to stop."""
         holders = self._holders(state)
         free = [n for n in self.nodes.values() if n.node_id not in holders and self.ready(n.node_id, state)]
+        free = [n for n in free if not self.reports[n.node_id].signals]
         failures = state.budgets.node_failures
         return [Spare(n.node_id, n.labels, bool(failures.get(n.node_id)), self.quarantined(n.node_id, state)) for n in free]
 
@@ -201,11 +205,13 @@ class Roster:
     def missing(self, state: JobState) -> str:
         """Who is there and who is not, for people who wait."""
         ready = [n for n in self.nodes if self.ready(n, state)]
+        unfit = {n: why for n, why in sorted(self._unfit.items()) if n in self.nodes}
+        why_not = "".join(f"; {n} is unfit: {why}" for n, why in list(unfit.items())[:MOST_NAMED])
         if state.placement is not None:
-            return f"still {self.waiting_for(state)}; {_listed('ready', ready)}"
+            return f"still {self.waiting_for(state)}; {_listed('ready', ready)}{why_not}"
         barred = [n for n in ready if self.quarantined(n, state)] if self.options.can_join else []
         ready = [n for n in ready if n not in barred]
-        preparing = [n for n in self.nodes if n not in ready and n not in barred]
+        preparing = [n for n in self.nodes if n not in ready and n not in barred and n not in unfit]
         wanted = self.options.nodes_wanted - len(self.nodes)
         parts = [
             _listed("ready", ready),
@@ -213,7 +219,9 @@ class Roster:
             _listed("with devices in quarantine", barred) if barred else "",
             f"{wanted} more to come" if wanted > 0 else "",
         ]
-        return f"still waiting for nodes: {len(ready)} of {self.options.nodes_wanted} are ready ({'; '.join(p for p in parts if p)})"
+        return (
+            f"still waiting for nodes: {len(ready)} of {self.options.nodes_wanted} are ready ({'; '.join(p for p in parts if p)}){why_not}"
+        )
 
     def waiting_for(self, state: JobState) -> str:
         """What the next cycle still needs, for people."""
@@ -227,5 +235,5 @@ class Roster:
 def _listed(what: str, nodes: list[str]) -> str:
     """`ready: a, b`; the first few of many."""
     names = sorted(nodes)
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return f"{what}: {', '.join(names[:8]) or 'none'}{more}"
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{what}: {', '.join(names[:MOST_NAMED]) or 'none'}{more}"

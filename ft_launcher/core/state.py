@@ -135,7 +135,7 @@ class JobState:
     incarnation) that get no ranks any more. `reason`: why the job is in this phase, one sentence.
 
     `hardware` is the ledger of devices; `rerun` the result that other hardware has to decide; `rerun_verdict` (`transient`, `persistent` or empty) tells ranks that what a
-    checkpoint holds of an earlier rerun is settled.
+    checkpoint holds of an earlier rerun is settled. `check_overruled`: why the health check is not believed any more (core/overrule.py), empty while it is.
     """
 
     run_id: str
@@ -159,6 +159,7 @@ class JobState:
     hardware: Ledger = field(default_factory=dict)
     rerun: Dispute | None = None
     rerun_verdict: str = ""
+    check_overruled: str = ""
 
     def but(self, **changes: Any) -> JobState:
         """The same state with some fields replaced."""
@@ -188,6 +189,7 @@ class JobState:
             "hardware": {device: record.to_json() for device, record in self.hardware.items()},
             "rerun": self.rerun.to_json() if self.rerun else None,
             "rerun_verdict": self.rerun_verdict,
+            "check_overruled": self.check_overruled,
         }
 
     @classmethod

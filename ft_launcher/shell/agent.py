@@ -178,6 +178,8 @@ class Agent:
 
     def _on_job(self, job: JobState, revision: int) -> None:
         self.feed(JobChanged(job, revision))
+        if job.check_overruled:
+            self._around.clearing.overrule()
         if self._last_cycle():
             self._around.clearing.cut()
 

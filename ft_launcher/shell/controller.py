@@ -27,6 +27,8 @@ from monitors.learning import Sample
 
 NAG_S = 5.0
 """How often people are told who is missing."""
+SAME_NAG_S = 60.0
+"""And how often in the same words."""
 
 
 class DeposedError(Exception):
@@ -119,6 +121,7 @@ class Controller:
         self._neighbours = neighbours(self) if neighbours is not None else None
         self._queue: asyncio.Queue[JobEvent | Exception] = asyncio.Queue()
         self._nag: asyncio.TimerHandle | None = None
+        self._nagged = ("", 0.0)
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._machine: JobMachine | None = None
         self._leader_revision = 0
@@ -205,8 +208,11 @@ class Controller:
         self._say_who_is_missing()
 
     def _say_who_is_missing(self) -> None:
-        """Every few seconds while nothing can start; quiet otherwise."""
-        if self._nag is not None and (waiting := self._require_machine().waiting()) is not None:
+        """Every few seconds while nothing can start; the same words again only once a minute; quiet otherwise."""
+        now = asyncio.get_running_loop().time()
+        waiting = self._require_machine().waiting() if self._nag is not None else None
+        if waiting is not None and (waiting != self._nagged[0] or now - self._nagged[1] >= SAME_NAG_S):
+            self._nagged = (waiting, now)
             self._record.say(Say(waiting))
         self._nag = asyncio.get_running_loop().call_later(NAG_S, self._say_who_is_missing)
 

@@ -20,6 +20,8 @@ from ft_launcher.shell.device_nvml import LIBRARY
 ASK_S = 20.0
 """A driver without persistence mode takes seconds to wake its devices; one that takes longer is broken, and then nothing is known of them."""
 VARIABLE = "FT_DEVICES"
+_INSIDE_A_RANK = "FT_SLOT"
+"""Set for every rank: in a launcher that a rank starts, the names are those of the outer run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ def device_ids(nproc: int, environ: Mapping[str, str] = os.environ) -> tuple[str
 
 def find_devices(nproc: int, environ: Mapping[str, str] = os.environ) -> Devices:
     """See `device_ids`. Blocks, for at most ASK_S; costs nothing where the driver's library is not installed."""
-    given = environ.get(VARIABLE, "").strip()
+    given = environ.get(VARIABLE, "").strip() if _INSIDE_A_RANK not in environ else ""
     names = _given(given, nproc) if given else None
     seen = visible(_ask(environ), environ.get("CUDA_VISIBLE_DEVICES")) if _has_nvml() else ()
     if names is None:

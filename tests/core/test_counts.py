@@ -29,6 +29,7 @@ def a_report(rng: random.Random, name: str, cycle: int, sequence: int) -> NodeRe
         reaped=rng.random() < 0.6,
         standby=Address(name, 1) if rng.random() < 0.5 else None,
         unfit="broken" if rng.random() < 0.1 else None,
+        signals=(15,) if rng.random() < 0.1 else (),
         incarnation=rng.choice("ab"),
     )
 
@@ -44,7 +45,8 @@ def agrees_with_the_twin(roster: Roster, state: JobState) -> None:
     assert roster.unacknowledged(state) == [n for n in placed if n not in cleared and n not in state.lost]
     unfit = {r.node_id: r.unfit for r in roster.reports.values() if r.unfit and (r.node_id in roster.nodes or r.node_id in placed)}
     assert roster.holes(state) == unfit | {n: why for n, why in state.lost.items() if n in placed and not roster.ready(n, state)}
-    assert {s.node for s in roster.spares(state)} == {n for n in roster.nodes if n not in placed and roster.ready(n, state)}
+    free = {n for n in roster.nodes if n not in placed and roster.ready(n, state)}
+    assert {s.node for s in roster.spares(state)} == {n for n in free if not roster.reports[n].signals}
 
 
 @pytest.mark.parametrize("seed", range(40))
