@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any
 
 from ft_launcher.core.actions import (
@@ -44,7 +43,8 @@ from ft_launcher.core.events import (
 from ft_launcher.core.evidence import NO_CYCLE, NodeReport, signal_name
 from ft_launcher.core.fitness import by_check
 from ft_launcher.core.local_ranks import SIGTERM, LocalRanks
-from ft_launcher.core.machine import IGNORE, IMPOSSIBLE, Story, total
+from ft_launcher.core.machine import IGNORE, IMPOSSIBLE, Story
+from ft_launcher.core.node_table import EDGES, TRANSITIONS, NodePhase
 from ft_launcher.core.state import JobState, Phase
 
 STOP_SIGNALS = frozenset({1, 2, 15})
@@ -55,19 +55,6 @@ UNKILLABLE_S = 10.0
 """A rank that has not ended so long after its SIGKILL hangs in the kernel (a driver, a file system): its node cannot be cleared."""
 STANDBY_DELAY_S = 1.0
 """A fresh standby store is opened this long after a start, out of the way of the ranks' own start-up."""
-
-
-class NodePhase(StrEnum):
-    """What runs on the node."""
-
-    IDLE = "idle"
-    """No ranks: warm, waiting for a cycle."""
-    RUNNING = "running"
-    """Ranks of `cycle` were started and nobody has ended the cycle."""
-    STOPPING = "stopping"
-    """The cycle is over: killing, collecting, reading last words."""
-    LEFT = "left"
-    """The agent is ending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,48 +347,3 @@ class NodeMachine:
     def _say(self, **changes: Any) -> list[NodeAction]:
         self.report = replace(self.report, **changes, sequence=self.report.sequence + 1)
         return [Report(self.report)]
-
-
-_LIVE = {NodePhase.RUNNING, NodePhase.STOPPING}
-
-
-def _while_live(handler: str, idle: str = IGNORE) -> dict[NodePhase, str]:
-    """A row for events of running ranks: stale once the node is idle."""
-    return {phase: handler if phase in _LIVE else (idle if phase is NodePhase.IDLE else IGNORE) for phase in NodePhase}
-
-
-def _only_stopping(handler: str) -> dict[NodePhase, str]:
-    """A row for the answers to what only a stopping node asks."""
-    return {NodePhase.IDLE: IGNORE, NodePhase.RUNNING: IMPOSSIBLE, NodePhase.STOPPING: handler, NodePhase.LEFT: IGNORE}
-
-
-def _until_left(handler: str) -> dict[NodePhase, str]:
-    return {phase: IGNORE if phase is NodePhase.LEFT else handler for phase in NodePhase}
-
-
-EDGES: dict[NodePhase, frozenset[NodePhase]] = {
-    NodePhase.IDLE: frozenset({NodePhase.RUNNING, NodePhase.LEFT}),
-    NodePhase.RUNNING: frozenset({NodePhase.STOPPING}),
-    NodePhase.STOPPING: frozenset({NodePhase.IDLE}),
-    NodePhase.LEFT: frozenset(),
-}
-"""Which phase may follow which (docs/states.md is drawn from this)."""
-
-TRANSITIONS = total(
-    NodePhase,
-    {
-        JobChanged: _until_left("on_job"),
-        ZygoteStarted: _until_left("on_zygote_started"),
-        ZygoteDied: _until_left("on_zygote_died"),
-        StandbyOpened: _until_left("on_standby"),
-        RanksStarted: _while_live("on_started"),
-        ExceptionStamped: _while_live("on_stamp"),
-        RankEnded: _while_live("on_ended"),
-        NodeUnfit: _until_left("on_unfit"),
-        HangFound: {NodePhase.IDLE: IGNORE, NodePhase.RUNNING: "on_hang", NodePhase.STOPPING: IGNORE, NodePhase.LEFT: IGNORE},
-        RanksReaped: _only_stopping("on_reaped"),
-        ErrorsRead: _only_stopping("on_errors"),
-        GraceExpired: _only_stopping("on_grace"),
-        SignalArrived: _until_left("on_signal"),
-    },
-)

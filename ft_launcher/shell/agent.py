@@ -33,7 +33,8 @@ from ft_launcher.core.events import (
     ZygoteStarted,
 )
 from ft_launcher.core.evidence import RankError
-from ft_launcher.core.node import NodeMachine, NodeOptions, NodePhase
+from ft_launcher.core.node import NodeMachine, NodeOptions
+from ft_launcher.core.node_table import NodePhase
 from ft_launcher.core.rerun_report import RerunFinding
 from ft_launcher.core.state import JobState
 from ft_launcher.errors import PlatformError

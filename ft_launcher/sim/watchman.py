@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ft_launcher.core.evidence import Hang
-from ft_launcher.core.node import NodePhase
+from ft_launcher.core.node_table import NodePhase
 from ft_launcher.sim.agent import Agent
 from ft_launcher.sim.clock import Ticket
 from ft_launcher.sim.nursery import Proc

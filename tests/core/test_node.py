@@ -40,7 +40,8 @@ from ft_launcher.core.events import (
 )
 from ft_launcher.core.evidence import Address, Hang, NodeReport, RankError
 from ft_launcher.core.machine import total
-from ft_launcher.core.node import NodeMachine, NodeOptions, NodePhase
+from ft_launcher.core.node import NodeMachine, NodeOptions
+from ft_launcher.core.node_table import NodePhase
 from ft_launcher.core.placement import Placement
 from ft_launcher.core.state import JobState, Outcome, Phase, Verdict
 from ft_launcher.errors import BugError
