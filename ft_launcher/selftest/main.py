@@ -42,6 +42,8 @@ FAULTS = (
     Fault("strays", 1, "crash"),
     Fault("hang", 2, "hang"),
     Fault("SIGSTOP", 0, "hang"),
+    Fault("wrong number once", 3, "transient fault"),
+    Fault("wrong number again", 1, "rerun"),
     Fault("zygote killed", 3, "platform"),
     Fault("zygote stopped", 1, "platform"),
 )

@@ -14,10 +14,16 @@ import sys
 import time
 from pathlib import Path
 
+from ft_launcher.core.rerun_report import RerunStatus
 from monitors.client import attach
 
 STEP_S = 0.02
 STEPS_PER_CYCLE = 15
+WRONG = {
+    "wrong number once": (RerunStatus.FIRST_RERUN_NOT_REPRODUCIBLE, 17),
+    "wrong number again": (RerunStatus.FIRST_RERUN_REPRODUCIBLE, 16),
+}
+"""As Megatron's rerun machine leaves: all ranks with the same code, the one whose result was rejected having said so."""
 FAULT_AT = 8
 
 
@@ -32,6 +38,10 @@ def commit_fault(folder: Path, cycle: int, do: str) -> None:
         raise ValueError("selftest")
     elif do in ("exit code 3", "strays"):
         sys.exit(3)
+    elif do in WRONG:
+        status, code = WRONG[do]
+        attach().report_rerun(int(status), FAULT_AT, "selftest: a result was rejected")
+        sys.exit(code)
     elif do == "hang":
         time.sleep(600)
     elif do == "zygote killed":
@@ -52,6 +62,8 @@ def main() -> None:
         with mon.section("step", iteration=i):
             if mine is not None and mine["rank"] == rank and i == start + FAULT_AT:
                 commit_fault(folder, cycle, mine["do"])
+            if mine is not None and mine["do"] in WRONG and (folder / f"fault.{cycle}").exists():
+                sys.exit(WRONG[mine["do"]][1])
             time.sleep(STEP_S)
         progress.write_text(str(i + 1))
 
