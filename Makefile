@@ -8,7 +8,6 @@ SHELL := /bin/bash
 
 PY := .venv/bin/python
 ARGS ?=
-SEED ?= 0
 
 help: ## what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,8 +36,8 @@ format: setup-test ## put the code into its form
 bench: setup-test ## side by side with torchrun and NVRx
 	@$(PY) bench/run.py $(ARGS)
 
-sim: setup-test ## a simulated day of 128 ranks; SEED=n for another one
-	@.venv/bin/ft-launch simulate --ranks 128 --hours 24 --seed $(SEED) $(ARGS)
+sim: setup-test ## as many simulated days as fit into FT_SIM_S seconds (60), on all cores; SEED=n: from this seed on
+	@$(PY) tools/sim_many.py
 
 soak: setup-test ## the long tests
 	@FT_ETCD=$$(tools/etcd.sh) $(PY) -m pytest -q -m soak $(ARGS)

@@ -82,7 +82,9 @@ class Evidence:
     @cached_property
     def _hangs(self) -> list[tuple[str, Hang]]:
         found = [(r.node_id, h) for r in self.reports for h in r.hangs.values()]
-        return sorted(found, key=lambda pair: (-pair[1].since_s, pair[1].rank))
+        found.sort(key=lambda pair: pair[1].rank)
+        found.sort(key=lambda pair: pair[1].since_s, reverse=True)  # stable: two plain keys are faster than one pair
+        return found
 
     def blame(self) -> Blame:
         """Whose hang it is; only to be asked when there are hangs. Without attribution: whoever stood still longest."""

@@ -8,7 +8,7 @@ ranks of those nodes get the signal and leave (with whatever code: they have lef
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ft_launcher.core.actions import Commit, JobAction, Say, SetTimer
@@ -109,7 +109,8 @@ class Drains(ABC):
             f"{signal_name(number)}: passed on to all ranks, which have {grace_s:g} s to leave (a second signal ends them at once)",
             "warning",
         )
-        return [Commit(self.state), said, self._timer(Timer.TERM_GRACE, grace_s)]
+        begun: list[JobAction] = [Commit(self.state), said, self._timer(Timer.TERM_GRACE, grace_s)]
+        return [*begun, *(self._to_ending([]) if self._nobody_left() else [])]
 
     # -- nodes leave --------------------------------------------------------------------------------------------------------------------
 
@@ -118,7 +119,7 @@ class Drains(ABC):
         self._become(phase=Phase.DRAINING, reason=f"node {', '.join(sorted(asked))} leaves", **self._also_leaving(asked))
         grace_s = self.options.term_grace_s
         said = f"node {', '.join(sorted(asked))} leaves: {signal_name(number)} is passed on to its ranks, which have {grace_s:g} s; a spare takes its place"
-        return [Commit(self.state), Say(said, "warning"), self._timer(Timer.TERM_GRACE, grace_s)]
+        return [Commit(self.state), Say(said, "warning"), self._timer(Timer.TERM_GRACE, grace_s), *self._when_leavers_left()]
 
     def _also_leaving(self, asked: Mapping[str, int]) -> dict[str, Any]:
         agents = {n: self.roster.incarnation(n) for n in asked}
@@ -159,7 +160,7 @@ class Drains(ABC):
         """Wait until every rank has left, or somebody loses patience."""
         self.roster.keep(event.report, self.state)
         impatient = len(event.report.signals) > 1 or event.report.platform_fault
-        if impatient or self._all_left():
+        if impatient or self._all_left() or (event.report.reaped and self._nobody_left()):
             return self._to_ending([])
         return [] if self.state.stop_signal is not None else self._on_report_leaving(event.report)
 
@@ -175,18 +176,28 @@ class Drains(ABC):
             return [Commit(self.state), Say(f"node {', '.join(sorted(asked))} leaves, too", "warning")]
         if report.node_id not in self.state.leaving and any(e.failure for e in report.exits.values()):
             return self._to_ending([])
-        if self._run.settling or not self._leavers_left():
+        return self._when_leavers_left()
+
+    def _when_leavers_left(self) -> list[JobAction]:
+        """Their ranks may have gone before it was known that they should: a signal often reaches every process of a machine."""
+        if self._run.settling or not self._have_left(n for n in placed(self.state) if n in self.state.leaving):
             return []
         self._run.settling = True
         return [self._timer(Timer.SETTLE, FOLLOW_S)]
 
-    def _leavers_left(self) -> bool:
+    def _nobody_left(self) -> bool:
+        """No rank is left anywhere: all have ended, were never started, or their node is lost."""
+        return self._all_left() or self._have_left(n for n in placed(self.state) if n not in self.state.lost)
+
+    def _have_left(self, nodes: Iterable[str]) -> bool:
         current = {r.node_id: r for r in self.roster.current(self.state)}
-        mine = [current.get(n) for n in placed(self.state) if n in self.state.leaving]
-        return all(r is not None and len(r.exits) == self.options.nproc for r in mine)
+        reports = [current.get(n) for n in nodes]
+        return all(r is not None and (r.reaped or len(r.exits) == self.options.nproc) for r in reports)
 
     def on_timer_draining(self, event: TimerFired) -> list[JobAction]:
         """The grace is over."""
+        if event.timer is Timer.DRAIN:
+            self._run.asked = False  # who is meant is asked again once the cycle is settled
         if event.timer is Timer.SETTLE:
             return self._to_ending([])
         if event.timer is not Timer.TERM_GRACE:

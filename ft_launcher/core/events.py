@@ -192,6 +192,13 @@ class SignalArrived:
     signal: int
 
 
+@dataclass(frozen=True, slots=True)
+class StopUnheard:
+    """A stop signal reached this agent and nobody can be told: the store is away, or whoever decides is. `overdue`: ranks have had their grace since."""
+
+    overdue: bool = False
+
+
 NodeEvent = (
     JobChanged
     | ZygoteStarted
@@ -206,4 +213,5 @@ NodeEvent = (
     | GraceExpired
     | NodeUnfit
     | SignalArrived
+    | StopUnheard
 )

@@ -106,6 +106,8 @@ class JobMachine(Drains, Overrules):
         if self.state.phase is Phase.RUNNING:
             return self._end(f"node {event.node_id} is lost: {event.reason}", lost=lost)
         self._become(lost=lost)
+        if self.state.phase is Phase.DRAINING and self._nobody_left():
+            return self._to_ending([])
         return [Commit(self.state), *self._settle_when_acknowledged(), *(self._try_start() if self.state.phase is Phase.PAUSED else [])]
 
     def on_report_running(self, event: ReportReceived) -> list[JobAction]:
@@ -114,11 +116,11 @@ class JobMachine(Drains, Overrules):
         self.roster.keep(report, self.state)
         if report.node_id not in placed(self.state):
             return self._let_wanted_go()
-        fault = self._fault_in(report)
+        fault, asked = self._fault_in(report), self._asked() if report.signals else {}
+        if asked and (fault is None or self._job_is_meant(asked)):
+            return self._on_stop_signals(asked)
         if fault is not None:
             return self._on_fault(fault, report)
-        if report.signals and (asked := self._asked()):
-            return self._on_stop_signals(asked)
         if self._all_left():
             return self._finish("all ranks finished")
         noted = [*self._when_started(), *self._when_first_finished()]

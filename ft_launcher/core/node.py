@@ -37,6 +37,7 @@ from ft_launcher.core.events import (
     RanksStarted,
     SignalArrived,
     StandbyOpened,
+    StopUnheard,
     ZygoteDied,
     ZygoteStarted,
 )
@@ -85,6 +86,7 @@ class NodeMachine:
         self._errors_awaited = False
         self._reap_asked = False
         self._forwarded: int | None = None
+        self._alone = False
         self._story = Story()
 
     @property
@@ -114,7 +116,7 @@ class NodeMachine:
         """Follow a newer job state; older revisions and generations change nothing."""
         if event.revision <= self._revision or event.job.generation < self.options.generation:
             return []
-        self._revision, self.job = event.revision, event.job
+        self._revision, self.job, self._alone = event.revision, event.job, False
         if event.job.check_overruled and by_check(self.report.unfit):
             self.report = replace(self.report, unfit=None)
         return self._follow()
@@ -173,8 +175,8 @@ class NodeMachine:
         return placement.ranks_on(self.options.node_id)
 
     def _forward_stop(self, number: int) -> list[NodeAction]:
-        """Each rank's own process gets the stop signal once."""
-        if self._forwarded == number or not self.alive:
+        """Each rank's own process gets the stop signal once, also where several reach the job."""
+        if self._forwarded is not None or not self.alive:
             return []
         self._forwarded = number
         return [SignalRanks(self.cycle, number, sorted(self.alive))]
@@ -226,7 +228,7 @@ class NodeMachine:
         self.report = replace(self.report, exits={**self.report.exits, event.rank: exit_})
         if self.phase is NodePhase.STOPPING:
             return self._reap_when_empty()
-        return self._say()
+        return [*self._say(), *(self._stop() if self._alone and not self.alive else [])]
 
     def on_hang(self, event: HangFound) -> list[NodeAction]:
         """A confirmed hang is a fault; a rank that ended meanwhile is not hung."""
@@ -296,7 +298,7 @@ class NodeMachine:
         if not self.report.reaped or self._errors_awaited:
             return []
         self._become(NodePhase.IDLE)
-        return [*self._say(), *self._follow()]
+        return [*self._say(), *(self._leave_alone() if self._alone else self._follow())]
 
     # -- zygote and standby store -----------------------------------------------------------------------------------------------------
 
@@ -334,10 +336,34 @@ class NodeMachine:
             self._become(NodePhase.LEFT)
             return [Say(f"{signal_name(event.signal)}: node {self.options.node_id} holds no ranks and leaves; the job goes on"), Leave(0)]
         if event.signal in STOP_SIGNALS:
-            return self._say(signals=(*self.report.signals, event.signal))
+            told = self._say(signals=(*self.report.signals, event.signal))
+            impatient = self.phase is NodePhase.STOPPING and len(self.report.signals) > 1
+            return [*told, *(self._kill(self._ranks.unkilled) if impatient else [])]
         if event.signal in self.options.forward_signals and self.alive and self.phase is NodePhase.RUNNING:
             return [SignalRanks(self.cycle, event.signal, sorted(self.alive))]
         return []
+
+    def on_unheard(self, event: StopUnheard) -> list[NodeAction]:
+        """Whatever the job decided, ranks here would get the signal: so they do, and this node leaves when they have. A word of the job ends that."""
+        if not self.report.signals:
+            return []
+        again = self._alone and (event.overdue or len(self.report.signals) > 1)
+        self._alone = True
+        if self.phase is NodePhase.IDLE:
+            return self._leave_alone()
+        if self.phase is NodePhase.STOPPING:
+            return []
+        if again or not self.alive:
+            return self._stop()
+        return self._forward_stop(self.report.signals[0])
+
+    def _leave_alone(self) -> list[NodeAction]:
+        number = self.report.signals[0]
+        self._become(NodePhase.LEFT)
+        return [
+            Say(f"{signal_name(number)}: node {self.options.node_id} leaves; the others could not be told", "warning"),
+            Leave(128 + number),
+        ]
 
     def _spare(self) -> bool:
         """The job has been given its nodes, and this is none of them."""

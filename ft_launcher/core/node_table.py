@@ -16,6 +16,7 @@ from ft_launcher.core.events import (
     RanksStarted,
     SignalArrived,
     StandbyOpened,
+    StopUnheard,
     ZygoteDied,
     ZygoteStarted,
 )
@@ -76,5 +77,6 @@ TRANSITIONS = total(
         ErrorsRead: _only_stopping("on_errors"),
         GraceExpired: _only_stopping("on_grace"),
         SignalArrived: _until_left("on_signal"),
+        StopUnheard: _until_left("on_unheard"),
     },
 )

@@ -37,7 +37,8 @@ def charge_progress(evidence: Evidence) -> Budgets:
     best = max((i for i in (iteration, budgets.best_iteration) if i is not None), default=None)
     healthy = further if judged else evidence.lasted_s >= 10.0
     again = any(f.exit.code in (RERUN_ELSEWHERE, RESULT_REJECTED) for f in evidence.failures())
-    replay = 0 if again or evidence.state.leaving else 1  # a step that is run again, or a node that had to go, is no lack of progress
+    told = evidence.state.leaving or any(r.signals for r in evidence.reports)
+    replay = 0 if again or told else 1  # a step that is run again, or a node that had to go, is no lack of progress
     return replace(
         budgets,
         restarts=max(0, budgets.restarts - earned),
@@ -86,6 +87,14 @@ def node_drained(evidence: Evidence, budgets: Budgets) -> Decision | None:
     others = {n: why for n, why in {**evidence.unfit(), **evidence.lost}.items() if n in holders and n not in leaving}
     reason += "".join(f"; node {node}: {why}" for node, why in sorted(others.items()))
     return Decision(Do.REPLACE, 2, DRAINED, reason, budgets, replaced=(*leaving, *sorted(others)))
+
+
+def told_to_stop(evidence: Evidence, budgets: Budgets) -> Decision | None:
+    """Rule 2: a signal that told an agent to stop reached its ranks by another way, and they left first. Who is meant is settled before anything starts (core/drain.py)."""
+    found = _failure(evidence)
+    if found is None or not any(r.signals for r in evidence.reports if r.node_id == found[0].node_id):
+        return None
+    return Decision(Do.RESTART, 2, DRAINED, f"{found[1]}; node {found[0].node_id} had been told to stop", budgets)
 
 
 def node_gone(evidence: Evidence, budgets: Budgets) -> Decision | None:
@@ -220,6 +229,7 @@ def _backoff_s(evidence: Evidence, budgets: Budgets) -> float:
 RULES: tuple[Rule, ...] = (
     drained,
     node_drained,
+    told_to_stop,
     rerun_elsewhere,
     result_rejected,
     finished,

@@ -1,4 +1,4 @@
-"""What goes wrong: the kinds of fault, the notation for their rates, and the plan that a seed draws.
+"""What goes wrong: the kinds of fault, how often, and the plan that a seed draws.
 
 A plan is data, drawn before anything runs: when, what, and to whom, as plain numbers. So it can be printed, shortened and replayed from a text file,
 and dropping one fault does not change the others. It knows nothing of how a fault is brought about: `inject` does.
@@ -9,9 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
-
-from ft_launcher.errors import ConfigError
 
 PER_NODE_HOURS = 1000.0
 """Rates are faults per this many node-hours (spares count as nodes)."""
@@ -231,12 +228,6 @@ KINDS: Mapping[str, Kind] = {
     "oddity": Kind("a right result of a rank looks wrong, on every device", lambda rng, size: {"rank": _rank(rng, size)}, 0.3),
 }
 
-AFTERSHOCK = "aftershock"
-"""Share of faults that a further one follows, from a millisecond to half a minute later: in the middle of the restart."""
-SPARES = "spares"
-RESTARTS = "max-restarts"
-KNOBS = {AFTERSHOCK: 1.0, SPARES: 100_000.0, RESTARTS: 1_000_000_000.0}
-
 
 @dataclass(frozen=True, slots=True)
 class Mix:
@@ -247,42 +238,6 @@ class Mix:
     spares: int | None = None
     max_restarts: int | None = None
     swarm: bool = False
-
-
-def parse(text: str | None) -> Mix:
-    """`crash=0.5,hang=0.1,node=0.05`, `none`, or None and `swarm` for a mix drawn from the seed. ConfigError, one line, for anything else."""
-    if text is None or text.strip() == "swarm":
-        return Mix(swarm=True)
-    if text.strip() == "none":
-        return Mix()
-    found: dict[str, float] = {}
-    for word in text.split(","):
-        name, equals, value = (part.strip() for part in word.partition("="))
-        if name not in KINDS and name not in KNOBS:
-            raise ConfigError(f"--faults: unknown word {name!r}; known are {', '.join((*KINDS, *KNOBS))}, none and swarm")
-        if name in found:
-            raise ConfigError(f"--faults: {name} is given twice")
-        found[name] = _number(name, value if equals else "")
-    rates = {name: value for name, value in found.items() if name in KINDS}
-    spares, restarts = found.get(SPARES), found.get(RESTARTS)
-    return Mix(rates, found.get(AFTERSHOCK, 0.0), None if spares is None else int(spares), None if restarts is None else int(restarts))
-
-
-def _number(name: str, text: str) -> float:
-    ceiling = KNOBS.get(name, 10_000.0)
-    unit = "" if name in KNOBS else " (faults per 1,000 node-hours)"
-    allowed = (
-        f"must be a number from 0 to {ceiling:g}{unit}, as in {name}=0.5"
-        if name in (*KINDS, AFTERSHOCK)
-        else f"must be a whole number, as in {name}=4"
-    )
-    try:
-        value = float(text)
-    except ValueError:
-        raise ConfigError(f"--faults: {name}={text!r} {allowed}") from None
-    if not isfinite(value) or not 0 <= value <= ceiling or (name in (SPARES, RESTARTS) and value != int(value)):
-        raise ConfigError(f"--faults: {name}={text} {allowed}")
-    return value
 
 
 def draw_mix(rng: random.Random, size: Size, hours: float) -> Mix:

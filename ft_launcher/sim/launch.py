@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ft_launcher.core import actions as do
 from ft_launcher.core import events as ev
 from ft_launcher.core.evidence import Address, NodeInfo, RankProgress
 from ft_launcher.core.node import NodeOptions
-from ft_launcher.core.rerun_report import RerunFinding, RerunStatus
+from ft_launcher.core.rerun_report import RerunFinding
 from ft_launcher.core.state import JobState, Phase
 from ft_launcher.sim.agent import Agent
 from ft_launcher.sim.checks import NodeStep
@@ -28,36 +27,11 @@ from ft_launcher.sim.peers import Peers
 from ft_launcher.sim.presence import Presence
 from ft_launcher.sim.reruns import Reruns
 from ft_launcher.sim.training import Calls, LockStep
+from ft_launcher.sim.truth import Truth, where
 from ft_launcher.sim.watchman import Watchman
 
 if TYPE_CHECKING:
     from ft_launcher.sim.world import World
-
-WAITING_PLACE = "collective:all_reduce@dp distributed.py:finish_grad_sync"
-OWN_PLACE = "user train.py:forward_step"
-
-
-@dataclass(slots=True)
-class Truth:
-    """What really happened in the cycle that runs: who was hurt on purpose, who hangs, how ranks ended, whether the `platform` (a zygote, a store) broke it, whether
-    somebody really `stands_still` (`since`), which placed agents were lost, whether stacks `show` where ranks stand, whether a result was `disputed` and what was found (None: nothing
-    that anybody can read), whether ranks left with 16 or 17 without a reason that was `passed_on`. The checks see it, no machine does.
-    """
-
-    cycle: int = -1
-    hurt: set[int] = field(default_factory=set)
-    hung: set[int] = field(default_factory=set)
-    ended: dict[int, Exit] = field(default_factory=dict)
-    first_zero_at: float | None = None
-    platform: bool = False
-    stands_still: bool = False
-    since: float | None = None
-    lost: set[str] = field(default_factory=set)
-    shows: bool = False
-    disputed: bool = False
-    finding: tuple[int, RerunStatus | None] | None = None
-    passed_on: bool = False
-    began_at: float = 0.0
 
 
 class Launch:
@@ -203,6 +177,7 @@ class Launch:
         self.world.lessons.begin_cycle()
         self.world.tally.restarts += job.cycle > 0
         placed = job.placement.nodes
+        self.stop_from = {name: since for name, since in self.stop_from.items() if name in placed}
         self.world.tally.spares_used += len(set(placed) - set(self._placed)) if self._placed else 0
         self._placed = placed
 
@@ -278,26 +253,7 @@ class Launch:
 
     def progress_of(self, agent: Agent, ranks: Sequence[int]) -> dict[int, RankProgress]:
         """Where the ranks of its cycle are; nothing before they have met."""
-        step, script = self.step, self.world.setting.script
-        if step is None or agent.machine.cycle != self.truth.cycle or not step.met:
-            return {}
-        page, client, truth = step.page(), script.client, self.truth
-        found = {}
-        for rank in ranks:
-            place = (OWN_PLACE if rank in truth.hung else WAITING_PLACE) if truth.shows and truth.hung else ""
-            found[rank] = RankProgress(
-                iteration=step.base + page.steps if client and page.steps else None,
-                steps=page.steps if client else 0,
-                section=page.section if client else None,
-                since_s=self.clock.now - page.since if page.section is not None else step.standing_s(),
-                client=client,
-                saved=client and page.saves > 0,
-                ended=page.steps + page.saves if client else 0,
-                stepping=page.section == "step",
-                still_s=step.standing_s(),
-                place=place if client else "",
-            )
-        return found
+        return where(self, agent, ranks)
 
     def findings_of(self, agent: Agent, cycle: int, on_pages: bool) -> dict[int, RerunFinding]:
         """What its ranks' rerun machines said."""
@@ -340,7 +296,7 @@ class Launch:
             self.truth.since = self.clock.now
         for agent in self.peers.agents():
             self.watchmen[agent.name].look()
-        self.world.expect_end(self)
+        self.world.bounds.expect_end(self)
 
     def moves(self) -> None:
         """It goes on."""

@@ -73,7 +73,7 @@ class Nursery:
         self._platform = platform
         self._told: Listener | None = None
         self._epoch = 0
-        self._running = False
+        self._running = self._clearing = False
         self._free_at = 0.0
         self._reaping: tuple[int, float] | None = None
         self._left: tuple[int, ...] = ()
@@ -138,7 +138,7 @@ class Nursery:
         if not self._running or self.closed:
             return
         self._epoch += 1
-        self._running = self.ready = False
+        self._running, self.ready, self._clearing = False, False, True
         now = self._clock.now
         stuck = [proc for proc in self.procs.values() if proc.free_at > now]
         for proc in [proc for proc in self.procs.values() if proc.free_at <= now]:
@@ -154,6 +154,7 @@ class Nursery:
                 self._clock.at(proc.free_at, self._gone_at_last, proc)
             self._vanish(proc, Exit(signal=SIGKILL), told=False)
         self._left = tuple(1000 + proc.rank for proc in self.remains)
+        self._clearing = False
         self.told.on_lost(reason)
         self._reaped(self._left)
 
@@ -226,10 +227,11 @@ class Nursery:
                 self.leave(proc, self._noise.uniform(0.01, 4.0), how)
 
     def reap(self, cycle: int) -> None:
-        """Clear the cycle; `on_reaped` follows, at once where there is no zygote."""
+        """Clear the cycle; `on_reaped` follows, at once where there is no zygote, or when what was below it has been cleared."""
         self._reaping = (cycle, self._clock.now)
         if not self.ready:
-            self._reaped(self._left)
+            if not self._clearing:
+                self._reaped(self._left)
             return
         luck = self._host.luck
         takes_s = self._noise.uniform(0.002, 0.03) + luck.take("reap_slow_s")

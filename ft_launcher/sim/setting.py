@@ -13,7 +13,7 @@ from ft_launcher.config import SimulateOptions
 from ft_launcher.core.state import Options
 from ft_launcher.core.topology import Topology
 from ft_launcher.errors import ConfigError
-from ft_launcher.sim import faults
+from ft_launcher.sim import faults, notation
 from ft_launcher.sim.faults import Fault, Mix, Size
 from monitors.attribution import attribute
 
@@ -102,7 +102,7 @@ class Setting:
 
 def setting_of(options: SimulateOptions) -> Setting:
     """The setting that these options and their seed mean. ConfigError for a notation or sizes that cannot be."""
-    mix = faults.parse(options.faults)
+    mix = notation.parse(options.faults)
     nproc, active = _shape(options)
     rng = random.Random(f"setting {options.seed}")
     spares = mix.spares if mix.spares is not None else -(-active // 16)

@@ -10,12 +10,12 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-from ft_launcher.core.hardware import Dispute, Ledger, quarantined_slots
-from ft_launcher.core.membership import Rules
-from ft_launcher.core.state import JobState, Outcome, Phase
+from ft_launcher.core.hardware import Dispute, Ledger
+from ft_launcher.core.state import Phase
 from ft_launcher.errors import BugError
-from ft_launcher.sim import end_invariants, inject
+from ft_launcher.sim import custody, end_invariants, inject
 from ft_launcher.sim.agent import Agent
+from ft_launcher.sim.bounds import Bounds
 from ft_launcher.sim.checks import CommitStep, JobStep, NodeStep
 from ft_launcher.sim.clock import Clock
 from ft_launcher.sim.faults import Fault
@@ -25,22 +25,17 @@ from ft_launcher.sim.launch import Launch
 from ft_launcher.sim.lessons import Lessons
 from ft_launcher.sim.membership_invariants import MEMBERSHIP
 from ft_launcher.sim.node_invariants import NODE
-from ft_launcher.sim.presence import Presence
 from ft_launcher.sim.rerun_invariants import RERUN
 from ft_launcher.sim.setting import Setting
 from ft_launcher.sim.storage import Storage
 from ft_launcher.sim.store_invariants import COMMIT
 from ft_launcher.sim.tally import Tally, Violation
 from ft_launcher.sim.trace import Trace
-from ft_launcher.sim.training import LockStep
 from ft_launcher.sim.truth_invariants import TRUTH
 
 JOB_CHECKS = (*JOB, *TRUTH, *MEMBERSHIP, *RERUN)
 LOOK_S = 15.0
 """After the faults the world looks this often whether the job is healthy."""
-NOTICED_S = 10.0
-CALM_S = 60.0
-"""So long after the last trouble of the platform everything that was heard late has been heard."""
 
 
 class World:
@@ -69,6 +64,7 @@ class World:
         self.enough_since: float | None = None
         self.kept_steps = 0
         self.ended = False
+        self.bounds = Bounds(self)
         self.ledger: Ledger = {}
         self.dispute: Dispute | None = None
         self.rerun_verdict = ""
@@ -99,9 +95,9 @@ class World:
         try:
             self.clock.run(when)
         except BugError as bug:
-            self._violated("no_impossible_event", str(bug).replace("\n", " | "))
+            self.violated("no_impossible_event", str(bug).replace("\n", " | "))
         except (ValueError, KeyError, AttributeError, TypeError, AssertionError) as error:
-            self._violated("no_exception", f"{type(error).__name__}: {error}")
+            self.violated("no_exception", f"{type(error).__name__}: {error}")
 
     def _start(self) -> None:
         if self.ended:
@@ -120,9 +116,9 @@ class World:
         if launch.step is not None:
             launch.peers.freeze()
         self._end_checks(launch)
-        self._inherit(launch.state)
+        custody.inherit(self, launch.state)
         self._count_useful()
-        self._attend(launch)
+        custody.attend(self, launch)
         if not self.ended:
             self.clock.after(self.setting.platform.requeue_s, self._start)
 
@@ -186,19 +182,15 @@ class World:
         presence = launch.presences.get(agent.name) if launch is not None else None
         if launch is None or presence is None or not presence.joined or presence.lease not in launch.store.leases:
             return False
-        if not agent.host.up or agent.name in launch.state.ruled_out or self._barred(launch, presence):
+        if (
+            not agent.host.up
+            or agent.name in launch.state.ruled_out
+            or agent.machine.report.signals
+            or custody.barred(self, launch, presence)
+        ):
             return False
         cut = launch.store.reach_at(agent.host) > self.clock.now or agent.host.frozen_until > self.clock.now
         return agent.live and agent.life.awake and not cut and agent.nursery.usable
-
-    def _barred(self, launch: Launch, presence: Presence) -> bool:
-        """It holds no ranks and will get none, for one of its devices is in quarantine."""
-        job = launch.state
-        if not job.hardware or (job.placement is not None and presence.info.node_id in job.placement.nodes):
-            return False
-        return bool(
-            quarantined_slots(job.hardware, {presence.info.node_id: presence.info.devices}, presence.info.node_id, self.setting.nproc)
-        )
 
     def host(self, name: str) -> Host:
         """A machine by its name."""
@@ -221,7 +213,7 @@ class World:
         self.count_usable()
         if not held:
             return
-        self.expect_loss(launch, agent)
+        self.bounds.expect_loss(launch, agent)
         if silent:
             launch.peers.stand_still()
         else:
@@ -233,57 +225,7 @@ class World:
             self.launch.start_agent(host)
         self.count_usable()
 
-    # -- hangs and lessons ------------------------------------------------------------------------------------------------------------------
-
-    def expect_end(self, launch: Launch) -> None:
-        """The training stands still: its cycle must end within the limit of where it stands, and a bound."""
-        step = launch.step
-        if step is not None and self.setting.script.client:
-            self.clock.after(self._limit_s(step) + CALM_S, self._still_there, launch, step)
-
-    def _limit_s(self, step: LockStep) -> float:
-        """What the user has allowed where it stands; nothing learned exceeds it."""
-        script = self.setting.script
-        return {"step": script.step_timeout_s, "checkpointing": script.save_timeout_s}.get(
-            step.page().section or "", script.setup_timeout_s
-        )
-
-    def _still_there(self, launch: Launch, step: LockStep) -> None:
-        now, truth, limit_s = self.clock.now, launch.truth, self._limit_s(step)
-        if launch.over or launch.step is not step or launch.state.phase is not Phase.RUNNING or launch.state.cycle != truth.cycle:
-            return
-        if truth.since is None or step.complete:
-            return
-        due_at = max(truth.since + limit_s, self.calm_since + limit_s, launch.gov.since) + CALM_S
-        if due_at > now:
-            self.clock.at(due_at + 0.1, self._still_there, launch, step)
-        elif launch.peers.agents():
-            self._violated("hangs_are_ended", f"cycle {truth.cycle} has stood still for {now - truth.since:.0f} s, {limit_s:g} s allowed")
-
-    def expect_loss(self, launch: Launch, agent: Agent) -> None:
-        """An agent that held ranks is gone: the others must notice."""
-        self.clock.after(
-            2 * launch.ttl_s + NOTICED_S,
-            self._noticed,
-            launch,
-            agent,
-            launch.truth.cycle,
-            (self.troubles, self.clock.now + 2 * launch.ttl_s),
-        )
-
-    def _noticed(self, launch: Launch, agent: Agent, cycle: int, mark: tuple[int, float]) -> None:
-        """Within two lease times; where nobody else can be asked or something else has gone wrong, within all the patience that there is."""
-        job, ttl_s = launch.state, launch.ttl_s
-        if launch.over or job.phase is not Phase.RUNNING or job.cycle != cycle or job.incarnations.get(agent.name) != agent.incarnation:
-            return
-        witnesses = sum(a.live and a.life.awake for a in launch.agents.values())
-        if self.troubles > mark[0] or self.calm_since > mark[1] or witnesses < 2:
-            due_at = max(self.calm_since, self.clock.now) + (Rules(ttl_s).patience + 2) * ttl_s + NOTICED_S
-            self.clock.at(due_at, self._noticed, launch, agent, cycle, (self.troubles, self.calm_since))
-        else:
-            self._violated(
-                "the_gone_are_noticed", f"{agent.name} is gone for {2 * ttl_s + NOTICED_S:g} s or more, and cycle {cycle} still runs"
-            )
+    # -- lessons ------------------------------------------------------------------------------------------------------------------------------
 
     def learn(self, cycle: int) -> None:
         """Lessons are taken as long as they teach something."""
@@ -313,28 +255,6 @@ class World:
             self.storage.clear()
             self.dispute, self.rerun_verdict = None, ""
 
-    def _inherit(self, last: JobState) -> None:
-        """What the next launch is told (`shell/ledger.py`)."""
-        self.ledger, self.dispute, self.rerun_verdict = last.hardware, last.rerun, last.rerun_verdict
-        if self.dispute is not None and not self.dispute.suspects:
-            self.dispute = None  # on other machines nobody can say whose result it was, or where
-
-    def _attend(self, launch: Launch) -> None:
-        """People read the verdict: machines that a launch could not use, or should stay away from, get other hardware; an application that gives odd results is mended."""
-        verdict = launch.state.verdict
-        if verdict is None:
-            return
-        if verdict.outcome is Outcome.RESULT_REJECTED:
-            self.storage.questions.clear()
-            self.dispute = None
-        if verdict.outcome in (Outcome.RERUN_ELSEWHERE, Outcome.NOT_ENOUGH_NODES):
-            wanted = {str(found["node"]) for found in verdict.exclude} | {r.node for r in self.ledger.values() if r.quarantined}
-            everybody = verdict.outcome is Outcome.RERUN_ELSEWHERE and not verdict.exclude
-            for host in self.hosts:
-                if everybody or host.name in wanted:
-                    host.exchange()
-                    self.ledger = {d: r for d, r in self.ledger.items() if r.node != host.name}
-
     def useful_steps(self) -> int:
         """All steps that are kept by now: complete trainings, and this one's checkpoints and running cycle."""
         step = self.launch.step if self.launch is not None else None
@@ -363,7 +283,7 @@ class World:
         for check in NODE:
             said = check(step)
             if said is not None:
-                self._violated(check.__name__, said)
+                self.violated(check.__name__, said)
 
     def _end_checks(self, launch: Launch) -> None:
         self._judge([(check.__name__, check(launch)) for check in end_invariants.LAUNCH])
@@ -371,9 +291,10 @@ class World:
     def _judge(self, found: list[tuple[str, str | None]]) -> None:
         for name, said in found:
             if said is not None:
-                self._violated(name, said)
+                self.violated(name, said)
 
-    def _violated(self, name: str, said: str) -> None:
+    def violated(self, name: str, said: str) -> None:
+        """An invariant is broken: the first one counts, and the world stops."""
         if not self.violations:
             self.violations.append(Violation(name, said, self.clock.now))
             self.trace.note(self.clock.now, "VIOLATION", f"{name}: {said}")

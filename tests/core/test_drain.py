@@ -7,19 +7,22 @@ from typing import Any
 
 import pytest
 
-from ft_launcher.core.actions import Leave, SignalRanks
+from ft_launcher.core.actions import KillRanks, Leave, Reap, Say, SignalRanks
 from ft_launcher.core.events import (
     DrainAsked,
     JobChanged,
+    NodeLost,
     RankEnded,
     RanksReaped,
     RanksStarted,
+    SignalArrived,
     StandbyOpened,
+    StopUnheard,
     Timer,
     TimerFired,
     ZygoteStarted,
 )
-from ft_launcher.core.evidence import Address
+from ft_launcher.core.evidence import Address, RankExit
 from ft_launcher.core.node import NodeMachine, NodeOptions
 from ft_launcher.core.state import JobState, Phase
 from tests.core.machines import Job
@@ -186,3 +189,95 @@ def test_the_node_passes_the_signal_on_to_its_own_ranks_once_and_leaves_with_0()
     node.handle(3, RanksReaped(0, (), 0.1))
     mine, _ = both(replace(ending, phase=Phase.PAUSED), 4)
     assert Leave(0) in mine
+
+
+def test_ranks_that_die_of_the_signal_themselves_are_no_crash() -> None:
+    """A machine that shuts down signals every process: its ranks may be gone before it is clear that only this node is meant."""
+    job = cluster()
+    job.report("n1", signals=(15,))
+    job.exit("n1", 2, signal=15)
+    assert job.state.phase is Phase.ENDING
+    for node in ("n0", "n1"):
+        job.clear(node)
+    assert job.state.phase is Phase.PAUSED, "the others may be told, too"
+    fire(job, Timer.DRAIN)
+    assert job.state.placement is not None
+    assert (job.state.phase, job.state.placement.nodes) == (Phase.RUNNING, ("n0", "s0"))
+    assert (job.state.budgets.restarts, job.state.budgets.node_failures) == (0, {})
+
+
+def test_the_death_of_a_rank_and_the_signal_in_one_report_leave_the_others_their_grace() -> None:
+    job = cluster(nodes=1, spares=0)
+    exits = {0: RankExit(0, None, 15, failed_ns=1, order=0)}
+    job.report("n0", signals=(15,), exits=exits)
+    assert job.state.phase is Phase.DRAINING
+
+
+def test_ranks_that_had_left_before_they_were_asked_are_not_waited_for() -> None:
+    job = cluster()
+    job.report("n1", signals=(15,))
+    for rank in (2, 3):
+        job.exit("n1", rank, code=0)
+    fire(job, Timer.DRAIN)
+    assert job.state.phase is Phase.DRAINING
+    fire(job, Timer.SETTLE)
+    assert job.state.phase is Phase.ENDING
+
+
+def test_a_node_that_never_started_the_cycle_or_is_lost_is_not_waited_for() -> None:
+    job = cluster(spares=0)
+    job.report("n0", signals=(15,))
+    assert job.state.phase is Phase.DRAINING
+    job.report("n1", reaped=True, started=False)
+    job.exit("n0", 0, code=0)
+    assert job.state.phase is Phase.DRAINING
+    job.send(NodeLost("n0", "its agent is gone"))
+    assert job.state.phase is Phase.DONE
+    assert job.state.verdict is not None
+    assert job.state.verdict.exit_code == 143
+
+
+def unheard(*signals: int, running: bool = True) -> tuple[NodeMachine, list[Any]]:
+    """A node whose signals nobody hears of."""
+    job = cluster()
+    node = NodeMachine(NodeOptions("n1", 0))
+    for event in (ZygoteStarted(), StandbyOpened(Address("127.0.0.1", 1000))):
+        node.handle(0, event)
+    if running:
+        node.handle(1, JobChanged(job.state, 1))
+        node.handle(1, RanksStarted(0))
+    for number in signals:
+        node.handle(2, SignalArrived(number))
+    return node, node.handle(3, StopUnheard())
+
+
+def test_who_cannot_tell_anybody_passes_the_signal_on_and_leaves_when_its_ranks_have() -> None:
+    node, actions = unheard(15)
+    assert actions == [SignalRanks(0, 15, [2, 3])]
+    assert node.handle(4, StopUnheard()) == [], "once"
+    node.handle(5, RankEnded(0, 2, 0, None, 5))
+    assert Reap(0) in node.handle(6, RankEnded(0, 3, 0, None, 6))
+    assert Leave(143) in node.handle(7, RanksReaped(0, (), 0.1))
+
+
+@pytest.mark.parametrize("more", [SignalArrived(15), StopUnheard(overdue=True)])
+def test_a_second_signal_or_the_end_of_the_grace_ends_those_who_stay(more: Any) -> None:
+    node, _ = unheard(15)
+    actions = [*node.handle(4, more), *node.handle(4, StopUnheard())]
+    assert KillRanks(0, [2, 3]) in actions
+
+
+def test_who_waits_and_cannot_tell_anybody_leaves() -> None:
+    _, actions = unheard(2, running=False)
+    assert Leave(130) in actions
+    assert "could not be told" in next(a.text for a in actions if isinstance(a, Say))
+    _, actions = unheard(running=False)
+    assert actions == [], "nobody has asked it to"
+
+
+def test_a_word_of_the_job_takes_the_decision_back() -> None:
+    node, _ = unheard(15)
+    job = cluster()
+    node.handle(4, JobChanged(job.state.but(phase=Phase.DRAINING, stop_signal=15), 2))
+    for rank in (2, 3):
+        assert Reap(0) not in node.handle(5, RankEnded(0, rank, 0, None, 5)), "the job says when"

@@ -400,3 +400,14 @@ def test_an_impossible_event_tells_the_story() -> None:
     node.run()
     with pytest.raises(BugError, match=r"RanksReaped in phase running\nwhat led there:\n.*ZygoteStarted"):
         node.send(RanksReaped(0, (), 0.0))
+
+
+def test_a_second_stop_signal_ends_survivors_in_their_grace() -> None:
+    node = Node(survivor_grace_s=1000.0)
+    node.warm()
+    node.run()
+    node.end()
+    node.send(SignalArrived(15))
+    assert node.machine.phase is NodePhase.STOPPING
+    (kill,) = of(KillRanks, node.send(SignalArrived(15)))
+    assert set(kill.ranks) == node.machine.alive != set()

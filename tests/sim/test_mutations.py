@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from ft_launcher.core import policy
+from ft_launcher.core import policy, rerun_policy, roster
 from ft_launcher.core import settle as settle_module
 from ft_launcher.core.actions import Commit, Leave
 from ft_launcher.core.causes import Evidence, Failure
 from ft_launcher.core.decision import Do
 from ft_launcher.core.evidence import Blame
+from ft_launcher.core.hardware import DeviceRecord, quarantined
 from ft_launcher.core.job import JobMachine
 from ft_launcher.core.membership import Membership, Reply
 from ft_launcher.core.node import NodeMachine
@@ -27,7 +28,7 @@ from ft_launcher.sim.controller import Controller
 from ft_launcher.sim.storage import Storage
 from monitors.detect import HangDetector
 from monitors.timeouts import TimeoutLearner
-from tests.sim.worlds import ran, rough, small
+from tests.sim.worlds import corrupt, ran, rough, small
 
 Patch = pytest.MonkeyPatch
 
@@ -82,7 +83,7 @@ def blames_victims(patch: Patch) -> None:
 
 
 def forgets_spares(patch: Patch) -> None:
-    patch.setattr(Roster, "_spares", lambda self, state: [])
+    patch.setattr(Roster, "spares", lambda self, state: [])
 
 
 def moves_survivors(patch: Patch) -> None:
@@ -239,6 +240,59 @@ def blames_whoever_is_first(patch: Patch) -> None:
     patch.setattr(Evidence, "blame", lambda self: Blame(0, "rank 0 was looked at first"))
 
 
+def quarantines_the_judge(patch: Patch) -> None:
+    def persistent(evidence: Evidence, ledger: Any, rank: int) -> Any:
+        node, slot = evidence.state.placement.place(rank)  # type: ignore[union-attr]
+        record = DeviceRecord(node, slot, rank=rank, why="persistent fault")
+        return quarantined(ledger, rerun_policy._here(evidence, rank), record), "persistent fault of device 1"
+
+    patch.setattr(rerun_policy, "_persistent", persistent)
+
+
+def suspects_stay_where_they_are(patch: Patch) -> None:
+    patch.setattr(rerun_policy, "_by_spare", lambda evidence, dispute: None)
+    patch.setattr(rerun_policy, "_by_slot", lambda evidence, dispute, placement: ((), placement, "all stay in slot 0"))
+    patch.setattr(roster, "kept_off", lambda placement, doubtful, devices: placement)
+
+
+def gives_up_at_the_first_wrong_number(patch: Patch) -> None:
+    patch.setattr(rerun_policy, "_by_spare", lambda evidence, dispute: None)
+    patch.setattr(rerun_policy, "_by_slot", lambda evidence, dispute, placement: None)
+
+
+def _with_rules(patch: Patch, wrap: Any) -> None:
+    """Rules 3 and 4, wrapped."""
+    wrong = (rerun_policy.rerun_elsewhere, rerun_policy.result_rejected)
+    patch.setattr(policy, "RULES", tuple(wrap(rule) if rule in wrong else rule for rule in policy.RULES))
+
+
+def reruns_for_ever(patch: Patch) -> None:
+    def unbounded(rule: Any) -> Any:
+        return lambda evidence, budgets: rule(replace(evidence, options=replace(evidence.options, max_reruns=10**9)), budgets)
+
+    _with_rules(patch, unbounded)
+
+
+def charges_restarts_for_wrong_numbers(patch: Patch) -> None:
+    def charging(rule: Any) -> Any:
+        return lambda evidence, budgets: rule(evidence, replace(budgets, restarts=budgets.restarts + 1))
+
+    _with_rules(patch, charging)
+
+
+def ignores_what_ranks_found(patch: Patch) -> None:
+    patch.setattr(Evidence, "reruns", lambda self: {})
+
+
+def one_suspicion_is_enough(patch: Patch) -> None:
+    true = rerun_policy.suspected
+    patch.setattr(rerun_policy, "suspected", lambda ledger, device, record, limit: true(ledger, device, record, 1))
+
+
+def nobody_is_asked_to_leave(patch: Patch) -> None:
+    patch.setattr(JobMachine, "_asked", lambda self: {})
+
+
 MUTATIONS: tuple[tuple[Any, ...], ...] = (
     (judges_too_early, "settling_waits_for_every_node", 20),
     (starts_without_acknowledgement, "a_start_waits_for_every_node", 20),
@@ -269,6 +323,14 @@ MUTATIONS: tuple[tuple[Any, ...], ...] = (
     (timeouts_are_too_tight, "hangs_are_real", 20, rough),
     (hangs_are_not_found, "hangs_are_ended", 20, rough),
     (blames_whoever_is_first, "the_hanging_are_blamed", 20, rough),
+    (quarantines_the_judge, "healthy_devices_are_not_quarantined", 20, corrupt),
+    (one_suspicion_is_enough, "healthy_devices_are_not_quarantined", 20, corrupt),
+    (suspects_stay_where_they_are, "suspects_get_new_devices", 20, corrupt),
+    (gives_up_at_the_first_wrong_number, "elsewhere_is_asked_only_when_there_is_none", 20, corrupt),
+    (reruns_for_ever, "wrong_numbers_are_bounded", 20, corrupt),
+    (charges_restarts_for_wrong_numbers, "wrong_numbers_are_bounded", 20, corrupt),
+    (ignores_what_ranks_found, "faulty_hardware_does_not_end_the_job", 20, corrupt),
+    (nobody_is_asked_to_leave, "a_stop_is_heard", 40),
 )
 
 

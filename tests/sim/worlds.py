@@ -29,6 +29,16 @@ def rough(seed: int) -> Setting:
     return replace(setting, script=replace(setting.script, step_s=0.3 if seed % 2 else 5.0))
 
 
+CORRUPT = "device=100,glitch=200,oddity=50,crash=50,node=50,spares=2,aftershock=0.5"
+
+
+def corrupt(seed: int) -> Setting:
+    """Wrong numbers all the time, of devices, by chance and by the application; two moves and verdicts are allowed, or ten."""
+    setting = small(seed, faults=CORRUPT)
+    options = replace(setting.options, max_reruns=2 if seed % 2 else 10)
+    return replace(setting, options=options, platform=replace(setting.platform, uuids=bool(seed % 3)))
+
+
 def calm(setting: Setting) -> Setting:
     """Without what the open stories need."""
     if not OPEN or not _UNTIL_MENDED:
