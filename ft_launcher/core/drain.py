@@ -57,12 +57,12 @@ class Drains(ABC):
     def _asked(self) -> dict[str, int]:
         """Nodes with ranks whose agents have got a stop signal, and which; those that leave already do not count."""
         told = {r.node_id: r.signals[0] for r in self.roster.current(self.state) if r.signals}
-        return {n: number for n, number in told.items() if n not in self.state.leaving and n not in self.state.lost}
+        return {n: number for n, number in told.items() if not self.state.leaves(n) and n not in self.state.lost}
 
     def _job_is_meant(self, asked: Mapping[str, int]) -> bool:
         holders = [n for n in placed(self.state) if n not in self.state.lost]
-        gone = set(asked) | {n for n in self.state.leaving if n in holders}
-        return len(holders) <= 1 or gone >= set(holders) or len(gone) > len(self._free_spares())
+        gone = set(asked) | {n for n in holders if self.state.leaves(n)}
+        return len(holders) <= 1 or gone >= set(holders) or len(gone) > len(self.roster.coming(self.state))
 
     def _free_spares(self) -> list[str]:
         return [s.node for s in self.roster.spares(self.state) if not s.quarantined_slots]
@@ -105,8 +105,11 @@ class Drains(ABC):
     def _drain(self, number: int) -> list[JobAction]:
         self._become(phase=Phase.DRAINING, stop_signal=number, leaving={}, reason=f"stopped by {signal_name(number)}")
         grace_s = self.options.term_grace_s
+        asked = set(self._asked())
+        others = set(placed(self.state)) - asked - set(self.state.lost)
+        why = f" (no spare could take the place of node {', '.join(sorted(asked))})" if others and asked else ""
         said = Say(
-            f"{signal_name(number)}: passed on to all ranks, which have {grace_s:g} s to leave (a second signal ends them at once)",
+            f"{signal_name(number)}{why}: passed on to all ranks, which have {grace_s:g} s to leave (a second signal ends them at once)",
             "warning",
         )
         begun: list[JobAction] = [Commit(self.state), said, self._timer(Timer.TERM_GRACE, grace_s)]
@@ -134,25 +137,24 @@ class Drains(ABC):
     def on_drain_asked(self, event: DrainAsked) -> list[JobAction]:
         """Somebody wants this node out (`ft-launch drain`). Without a spare it stays until there is one: nobody has asked for the end of the job."""
         node = event.node_id
-        if node not in self.roster.nodes or node in self.state.leaving:
+        if node not in self.roster.nodes or self.state.leaving.get(node) == self.roster.incarnation(node):
             return []
         if node not in placed(self.state):
             self._become(**self._also_leaving({node: SIGTERM}))
             return [Commit(self.state), Say(f"node {node} holds no ranks and leaves")]
         self._wanted.add(node)
-        said = (
-            [] if self._free_spares() else [Say(f"node {node} is to be drained: no spare can take its place yet, so it stays", "warning")]
-        )
-        return [*said, *self._let_wanted_go()]
+        going = self._let_wanted_go()
+        said = f"node {node} is to be drained: it goes as soon as a spare can take its place"
+        return [*going, *([Say(said, "warning")] if node in self._wanted else [])]
 
     def _let_wanted_go(self) -> list[JobAction]:
         """Nodes that are to be drained go as soon as ranks run everywhere and there are spares for them."""
-        wanted = sorted(n for n in self._wanted if n in placed(self.state) and n not in self.state.leaving)
-        ready = self.state.phase is Phase.RUNNING and self._run.all_started
-        if not wanted or not ready or len(self._free_spares()) < len(wanted):
+        wanted = sorted(n for n in self._wanted if n in placed(self.state) and not self.state.leaves(n))
+        if not wanted or self.state.phase is not Phase.RUNNING or not self._run.all_started:
             return []
-        self._wanted.clear()
-        return self._drain_nodes(dict.fromkeys(wanted, SIGTERM))
+        going = wanted[: len(self._free_spares())]
+        self._wanted = set(wanted) - set(going)
+        return self._drain_nodes(dict.fromkeys(going, SIGTERM)) if going else []
 
     # -- while they leave ---------------------------------------------------------------------------------------------------------------
 
@@ -174,13 +176,13 @@ class Drains(ABC):
         if asked:
             self._become(**self._also_leaving(asked))
             return [Commit(self.state), Say(f"node {', '.join(sorted(asked))} leaves, too", "warning")]
-        if report.node_id not in self.state.leaving and any(e.failure for e in report.exits.values()):
+        if not self.state.leaves(report.node_id) and any(e.failure for e in report.exits.values()):
             return self._to_ending([])
         return self._when_leavers_left()
 
     def _when_leavers_left(self) -> list[JobAction]:
         """Their ranks may have gone before it was known that they should: a signal often reaches every process of a machine."""
-        if self._run.settling or not self._have_left(n for n in placed(self.state) if n in self.state.leaving):
+        if self._run.settling or not self._have_left(n for n in placed(self.state) if self.state.leaves(n)):
             return []
         self._run.settling = True
         return [self._timer(Timer.SETTLE, FOLLOW_S)]

@@ -16,13 +16,14 @@ from ft_launcher.core.decision import NOT_ENOUGH_NODES, RERUN_ELSEWHERE, RESULT_
 from ft_launcher.core.drain import Drains
 from ft_launcher.core.events import JobEvent, NodeJoined, NodeLost, ProgressSeen, ReportReceived, Timer, TimerFired
 from ft_launcher.core.evidence import Address, NodeReport, signal_name
+from ft_launcher.core.hardware import exclusions
 from ft_launcher.core.job_table import EDGES, TRANSITIONS
 from ft_launcher.core.machine import IGNORE, Story
 from ft_launcher.core.overrule import Overrules
-from ft_launcher.core.placement import Placement
+from ft_launcher.core.placement import Placement, successors
 from ft_launcher.core.roster import Roster, placed
 from ft_launcher.core.run import Run
-from ft_launcher.core.settle import settle
+from ft_launcher.core.settle import rerun_changes, settle
 from ft_launcher.core.state import JobState, Options, Outcome, Phase, Verdict
 from ft_launcher.core.topology import Topology
 from ft_launcher.core.validity import what_is_wrong
@@ -220,7 +221,7 @@ class JobMachine(Drains, Overrules):
     def _settle(self) -> list[JobAction]:
         evidence = self._evidence()
         decision, record = settle(evidence, self._now - self._ended_at)
-        self._become(budgets=decision.budgets, reason=decision.reason, **_rerun_changes(decision))
+        self._become(budgets=decision.budgets, reason=decision.reason, **rerun_changes(decision))
         if decision.verdict is not None:
             return [*self._conclude(decision.verdict), record]
         lost = dict(self.state.lost) | {n: self.state.lost.get(n) or evidence.unfit().get(n) or decision.reason for n in decision.replaced}
@@ -228,6 +229,7 @@ class JobMachine(Drains, Overrules):
         ruled_out = dict(self.state.ruled_out) | {n: self.state.incarnations.get(n, "") for n in barred}
         placement = decision.placement or self.state.placement
         self._become(phase=Phase.PAUSED, restart_reason=decision.reason, lost=lost, ruled_out=ruled_out, placement=placement)
+        self.roster.last_resort = False
         self._not_before = self._now + decision.delay_s
         going_on = self._try_start()
         waits = self.state.phase in (Phase.PAUSED,)  # neither running nor done
@@ -270,7 +272,7 @@ class JobMachine(Drains, Overrules):
         return self._start(placement, head.standby)
 
     def _start(self, placement: Placement, master: Address) -> list[JobAction]:
-        cycle = self.state.cycle + 1
+        cycle, former = self.state.cycle + 1, self.state.placement
         agents = [self.roster.nodes[n] for n in placement.nodes]
         self._become(
             phase=Phase.RUNNING,
@@ -278,7 +280,7 @@ class JobMachine(Drains, Overrules):
             placement=placement,
             master=master,
             lost={},
-            leaving={n: agent for n, agent in self.state.leaving.items() if n in self.roster.nodes},
+            leaving={n: a for n, a in self.state.leaving.items() if n in self.roster.nodes and self.roster.incarnation(n) == a},
             finished=False,
             incarnations={a.node_id: a.incarnation for a in agents},
             addresses={a.node_id: a.address for a in agents},
@@ -287,7 +289,17 @@ class JobMachine(Drains, Overrules):
         self._run = Run(self._now, self._now)
         self.roster.arrivals.clear()
         why = f": {self.state.restart_reason}" if self.state.restart_reason else ""
-        return [Commit(self.state), Say(f"cycle {cycle} starts{why}")]
+        said = [Say(f"cycle {cycle} starts{why}{successors(former, placement)}")]
+        barred = (
+            [n for n in placement.nodes if self.roster.quarantined(n, self.state)]
+            if former is None or former.nodes != placement.nodes
+            else []
+        )
+        if barred:
+            said.append(
+                Say(f"node {', '.join(barred)} holds ranks although a device there is in quarantine: there is no other hardware", "warning")
+            )
+        return [Commit(self.state), *said]
 
     def _give_up_if_hopeless(self) -> list[JobAction]:
         """Where no further node can ever appear, a hole is the end."""
@@ -338,9 +350,12 @@ class JobMachine(Drains, Overrules):
             self._become(lost={**late, **self.state.lost})
             if started := self._try_start():
                 return started
+        self.roster.last_resort = True  # rather hardware in doubt than none
+        if started := self._try_start():
+            return started
         have = sum(1 for n in self.roster.nodes if self.roster.ready(n, self.state))
         reason = f"not enough healthy nodes after {waited:g} s: {have} of {self.options.nodes_wanted} ready; {self.state.reason}"
-        return self._conclude(Verdict(Outcome.NOT_ENOUGH_NODES, NOT_ENOUGH_NODES, reason))
+        return self._conclude(Verdict(Outcome.NOT_ENOUGH_NODES, NOT_ENOUGH_NODES, reason, exclude=exclusions(self.state.hardware)))
 
     def spares(self) -> int:
         """How many nodes could take another's place now."""
@@ -348,6 +363,8 @@ class JobMachine(Drains, Overrules):
 
     def waiting(self) -> str | None:
         """While nothing can start: who is there and who is missing, one sentence."""
+        if self._run.asked:
+            return None  # who is meant by a signal is still open
         return self.roster.missing(self.state) if self.state.phase in (Phase.FORMING, Phase.PAUSED) else None
 
     def _evidence(self) -> Evidence:
@@ -369,9 +386,3 @@ class JobMachine(Drains, Overrules):
         wrong = what_is_wrong(self.state, self.topology, self.options)
         if wrong is not None:
             raise self._story.bug(wrong)
-
-
-def _rerun_changes(decision: Decision) -> dict[str, Any]:
-    """The rerun's part of the state, where a decision is about wrong numbers."""
-    change = decision.rerun
-    return {} if change is None else {"hardware": change.hardware, "rerun": change.dispute, "rerun_verdict": change.verdict}

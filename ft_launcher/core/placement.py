@@ -113,6 +113,15 @@ class Placement:
         """Every rank of the job moves to the next slot of its node. With one slot a node nothing changes."""
         return self._permuted({node: self._rotated(node) for node in self.nodes})
 
+    def exchange(self, a: str, b: str) -> Placement:
+        """Two nodes change places, with all that is on them. ValueError for a node that holds none."""
+        to = {self.nodes[self.position_of(a)]: b, self.nodes[self.position_of(b)]: a}
+        return replace(self, nodes=tuple(to.get(node, node) for node in self.nodes))
+
+    def rotate_nodes(self) -> Placement:
+        """Every position moves to the next node, the last to the first. With one node nothing changes."""
+        return replace(self, nodes=(*self.nodes[1:], self.nodes[0]))
+
     def move_to_other_slot(self, node: str, rank: int, avoid: Collection[int] = frozenset()) -> Placement | None:
         """`rank` changes places with another rank of its `node`; None where each other slot is in `avoid`.
 
@@ -196,6 +205,13 @@ def moved(old: Placement, new: Placement) -> tuple[int, ...]:
     if old == new:
         return ()
     return tuple(rank for rank in range(old.world) if old.place(rank) != new.place(rank))
+
+
+def successors(former: Placement | None, now: Placement) -> str:
+    """Who is now where somebody else was: `; b in the place of a`, empty for nobody."""
+    pairs = [(a, b) for a, b in zip(former.nodes, now.nodes, strict=True) if a != b] if former is not None else []
+    more = f" and {len(pairs) - 4} more" if len(pairs) > 4 else ""
+    return "; " + ", ".join(f"{b} in the place of {a}" for a, b in pairs[:4]) + more if pairs else ""
 
 
 def order_nodes(nodes: Iterable[tuple[str, int | None]]) -> tuple[str, ...]:

@@ -12,8 +12,9 @@ from dataclasses import replace
 from ft_launcher.core.causes import Evidence, Failure, cause_word, describe_failure, error_place, exit_code_of
 from ft_launcher.core.decision import NO_PROGRESS, RERUN_ELSEWHERE, RESULT_REJECTED, Decision, Do, Rule, first_cause
 from ft_launcher.core.evidence import signal_name
-from ft_launcher.core.rerun_policy import rerun_elsewhere, result_rejected
+from ft_launcher.core.rerun_policy import rerun_elsewhere
 from ft_launcher.core.state import Budgets, Culprit, Outcome, Verdict
+from ft_launcher.core.verdict_policy import found_meanwhile, result_rejected
 
 DRAINED = "node drain"
 
@@ -42,7 +43,7 @@ def charge_progress(evidence: Evidence) -> Budgets:
     return replace(
         budgets,
         restarts=max(0, budgets.restarts - earned),
-        reruns=max(0, budgets.reruns - earned),
+        reruns=0 if further and known else max(0, budgets.reruns - earned),
         client_known=known,
         clients=max(attached, budgets.clients),
         best_iteration=best,
@@ -80,7 +81,7 @@ def drained(evidence: Evidence, budgets: Budgets) -> Decision | None:
 def node_drained(evidence: Evidence, budgets: Budgets) -> Decision | None:
     """Rule 2: nodes that were asked to leave have left; whatever their ranks ended with, they have left and not finished."""
     holders = evidence.state.placement.nodes if evidence.state.placement else ()
-    leaving = tuple(sorted(n for n in evidence.state.leaving if n in holders))
+    leaving = tuple(sorted(n for n in evidence.state.leaving if n in holders and evidence.state.leaves(n)))
     if not leaving:
         return None
     reason = f"node {', '.join(leaving)} was asked to leave"
@@ -248,7 +249,7 @@ def decide(evidence: Evidence) -> Decision:
     for rule in RULES:
         decision = rule(evidence, budgets)
         if decision is not None:
-            return decision
+            return decision if decision.rerun is not None else replace(decision, rerun=found_meanwhile(evidence, budgets))
     used = replace(budgets, platform=budgets.platform + 1)
     reason = f"cycle {evidence.state.cycle} ended without a failed rank: {evidence.state.reason}"
     if used.platform > evidence.options.max_platform_faults:

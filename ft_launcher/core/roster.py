@@ -7,6 +7,7 @@ can be rebuilt from the store's `nodes/` and `reports/`. A job has thousands of 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ft_launcher.core.counts import CycleCounts
 from ft_launcher.core.evidence import NodeInfo, NodeReport
@@ -24,7 +25,9 @@ MOST_NAMED = 8
 
 
 class Roster:
-    """Nodes and their latest reports. `arrivals`: the order in which nodes first reported a failure of the current cycle."""
+    """Nodes and their latest reports. `arrivals`: the order in which nodes first reported a failure of the current cycle. `last_resort`: nothing better came in time, so nodes with
+    devices in quarantine are taken, too.
+    """
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -36,6 +39,7 @@ class Roster:
         self._counted: CycleCounts | None = None
         self._unfit: dict[str, str] = {}
         self._warm: set[str] = set()
+        self.last_resort = False
 
     def join(self, node: NodeInfo) -> None:
         """Note a node; it counts once it has reported. What a predecessor under the same id reported counts no more."""
@@ -161,6 +165,8 @@ class Roster:
     def _filled(self, placement: Placement, holes: list[str], state: JobState) -> Placement | None:
         """Spares in the holes. Where they are too few, nodes that have come back keep their own: the spares of last resort."""
         spares = [s for s in self.spares(state) if not s.quarantined_slots]
+        if self.last_resort and len(spares) < len(holes):
+            spares += [replace(s, quarantined_slots=frozenset()) for s in self.spares(state) if s.quarantined_slots]
         returned = [n for n in holes if self.ready(n, state)]
         kept = returned[: max(0, len(holes) - len(spares))]
         for hole in (n for n in holes if n not in kept):
@@ -184,7 +190,8 @@ class Roster:
             return None  # nobody is ready who is not warm: while thousands of nodes come, most reports end here
         ready = [n for n in self.nodes.values() if self.ready(n.node_id, state)]
         if self.options.can_join:
-            ready = [n for n in ready if not self.quarantined(n.node_id, state)]
+            sound = [n for n in ready if not self.quarantined(n.node_id, state)]
+            ready = sound if len(sound) >= self.options.nodes_wanted or not self.last_resort else ready
         if len(ready) < self.options.nodes_wanted:
             return None
         names = order_nodes((n.node_id, n.order) for n in ready)
@@ -197,6 +204,13 @@ class Roster:
         free = [n for n in free if not self.reports[n.node_id].signals]
         failures = state.budgets.node_failures
         return [Spare(n.node_id, n.labels, bool(failures.get(n.node_id)), self.quarantined(n.node_id, state)) for n in free]
+
+    def coming(self, state: JobState) -> list[str]:
+        """Nodes without ranks that are spares, or will be once they are ready."""
+        holders = self._holders(state)
+        free = [n for n in self.nodes.values() if n.node_id not in holders and state.leaving.get(n.node_id) != n.incarnation]
+        told = {n for n, report in self.reports.items() if report.signals or report.unfit}
+        return [n.node_id for n in free if n.node_id not in told and not self.quarantined(n.node_id, state)]
 
     def quarantined(self, node_id: str, state: JobState) -> frozenset[int]:
         """The slots of a node that no rank may use."""

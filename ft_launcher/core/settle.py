@@ -59,3 +59,9 @@ def _with_failed_nodes(decision: Decision) -> Decision:
     failures = dict(decision.budgets.node_failures)
     failures |= {node: failures.get(node, 0) + 1 for node in decision.replaced}
     return replace(decision, budgets=replace(decision.budgets, node_failures=failures))
+
+
+def rerun_changes(decision: Decision) -> dict[str, Any]:
+    """The rerun's part of the state, where a decision is about wrong numbers."""
+    change = decision.rerun
+    return {} if change is None else {"hardware": change.hardware, "rerun": change.dispute, "rerun_verdict": change.verdict}

@@ -161,6 +161,10 @@ class JobState:
     rerun_verdict: str = ""
     check_overruled: str = ""
 
+    def leaves(self, node_id: str) -> bool:
+        """Whether the agent that was given this node's ranks is to go. Another agent of the same node id is not meant."""
+        return node_id in self.leaving and self.leaving[node_id] == self.incarnations.get(node_id, "")
+
     def but(self, **changes: Any) -> JobState:
         """The same state with some fields replaced."""
         return replace(self, **changes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from ft_launcher.core.evidence import NO_CYCLE, NodeInfo, NodeReport
 from ft_launcher.core.job import JobMachine
 from ft_launcher.core.state import JobState, Options, Phase
 from ft_launcher.core.topology import Topology
+from ft_launcher.errors import PlatformError
 from ft_launcher.shell.follow import follow
 from ft_launcher.shell.keys import Keys
 from ft_launcher.shell.limits import LimitsKeeper
@@ -87,6 +88,9 @@ class Neighbours(Protocol):
 
     def unregistered(self, node_id: str) -> None:
         """It is there no more."""
+
+    def left(self, node_id: str) -> None:
+        """It is gone, as it was asked to be."""
 
     def missing(self, node: NodeInfo) -> None:
         """It holds ranks and was not there when this controller began."""
@@ -199,13 +203,18 @@ class Controller:
         await self._carry_out([Commit(known), *self._machine.begin(self._now())])
         for prefix in (keys.nodes, keys.reports, keys.drains):
             listing = await self._store.list(prefix)
-            for found in listing.entries:
+            for found in sorted(listing.entries, key=lambda entry: self._holds_ranks(prefix, entry.key)):
                 self._on_change(Change(found.key, found, found.modified))
             self._watching.append(asyncio.create_task(self._watch(prefix, listing)))
             if prefix == keys.nodes:
                 self._look_for_missing(known, {entry.key for entry in listing.entries})
         self._watching.append(asyncio.create_task(self._watch_office()))
         self._say_who_is_missing()
+
+    def _holds_ranks(self, prefix: str, key: str) -> bool:
+        """Those without ranks are heard first: who takes a hole, and whether anybody can, must not be decided before all spares are known."""
+        placement = self._require_machine().state.placement
+        return placement is not None and key.removeprefix(prefix) in placement
 
     def _say_who_is_missing(self) -> None:
         """Every few seconds while nothing can start; the same words again only once a minute; quiet otherwise."""
@@ -275,7 +284,9 @@ class Controller:
 
     def _on_registration(self, node_id: str, change: Change) -> None:
         if change.entry is None:
-            if self._neighbours is not None:
+            if self._machine is not None and node_id in self._machine.state.leaving:
+                self._has_left(node_id)
+            elif self._neighbours is not None:
                 self._neighbours.unregistered(node_id)
             else:
                 self.offer(NodeLost(node_id, "its registration is gone"))
@@ -285,6 +296,17 @@ class Controller:
             self.offer(NodeJoined(node))
             if self._neighbours is not None:
                 self._neighbours.registered(node)
+
+    def _has_left(self, node_id: str) -> None:
+        """As it was asked to: nobody has to look for it, and the request is fulfilled."""
+        if self._neighbours is not None:
+            self._neighbours.left(node_id)
+        self.offer(NodeLost(node_id, "it was asked to leave and has left"))
+        self._watching.append(asyncio.create_task(self._forget_drain(node_id)))
+
+    async def _forget_drain(self, node_id: str) -> None:
+        with suppress(PlatformError):  # a successor finds the request again, and that nobody of that name is left to fulfil it
+            await self._store.transact([], [Delete(self._job.keys.drains + node_id)])
 
     async def _serve(self) -> None:
         machine = self._require_machine()

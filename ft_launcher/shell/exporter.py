@@ -29,6 +29,8 @@ from monitors.timeouts import Timeout
 LANE = "ft_state"
 PROGRESS_EVERY_S = 2.0
 SAVE_AFTER_S = 0.4
+REFUSALS = 4
+"""So many saves in a row that a newer file refuses are said, once."""
 
 
 def _finite(seconds: float) -> float | None:
@@ -51,6 +53,7 @@ class Exporter:
         self._cycles: dict[int, doc.CycleRecord] = {}
         self._iteration: int | None = None
         self._exported_at_s = 0.0
+        self._refused = 0
         self._timer: asyncio.TimerHandle | None = None
         self._generation = folder.generation
         loaded = self._file.load()
@@ -120,7 +123,9 @@ class Exporter:
         self._writer.submit(LANE, lambda: self._noted(self._file.save(document)), Keep.NEWEST)
 
     def _noted(self, saved: Saved) -> None:
-        for note in saved.notes:
+        """A former controller's last words may be newer than our first ones: only what stays so is worth saying. Called on the writer thread alone."""
+        self._refused = self._refused + 1 if saved.newer_there else 0
+        for note in saved.notes if self._refused in (0, REFUSALS) else ():
             self._say(note)
 
     def committed(self, job: JobState, revision: int) -> None:

@@ -60,8 +60,8 @@ def inherited(fresh: JobState, document: doc.Document, now: str, world: int) -> 
     dispute, verdict = fresh.rerun, fresh.rerun_verdict
     if dispute is None and not verdict:
         dispute, verdict = carried_in(document)
-    if dispute is not None and dispute.origin.world != world:
-        dispute = None
+    if dispute is not None and (dispute.origin.world != world or not dispute.suspects):
+        dispute = None  # whose result it is nobody knew, and where everybody was is no more
     return fresh.but(hardware=ledger, rerun=dispute, rerun_verdict=verdict)
 
 

@@ -72,6 +72,12 @@ class Liaison:
         """Its registration has vanished."""
         self._act(self._members.lease_gone(self._now(), node_id))
 
+    def left(self, node_id: str) -> None:
+        """It was asked to go and has gone: nobody to probe."""
+        self._members.left(node_id)
+        self._hang_up(node_id)
+        self._nodes.pop(node_id, None)
+
     def store_there(self, there: bool) -> None:
         """The store has gone away, or is back."""
         if there:

@@ -40,6 +40,8 @@ STUCK_S = 1.0
 STARVED_S = 15.0
 """One that is merely not getting a processor has this long: replacing it would end healthy ranks."""
 CLOSE_S = 3.0
+ENDING = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
+"""Signals that end a process which has not got as far as to catch them."""
 IMPORT_SAID_EVERY_S = 30.0
 
 
@@ -96,6 +98,7 @@ class Nursery:
         self._fork_again = False
         self._reaping: tuple[int, float] | None = None
         self._left: tuple[int, ...] = ()
+        self._clearing = False
         self._answered_s = 0.0
         self._pinged_s = 0.0
         self._importing_since_s = time.monotonic()
@@ -221,21 +224,33 @@ class Nursery:
 
     def kill(self, cycle: int, ranks: Sequence[int]) -> None:
         """SIGKILL the sessions of these ranks."""
-        if self._zygote is not None:
+        if self._fork_again:
+            self._never_fork(cycle, signal.SIGKILL)
+        elif self._zygote is not None:
             self._zygote.kill(cycle, ranks, signal.SIGKILL, group=True)
 
     def signal(self, cycle: int, ranks: Sequence[int] | None, number: int) -> None:
         """Send a signal to each rank's own process."""
-        if self._zygote is not None:
+        if self._fork_again:
+            if number in ENDING:
+                self._never_fork(cycle, number)
+        elif self._zygote is not None:
             self._zygote.kill(cycle, ranks, number, group=False)
 
+    def _never_fork(self, cycle: int, number: int) -> None:
+        """These ranks wait for a zygote that still imports: to end them is not to start them."""
+        self._fork_again = False
+        forked, plans = self._forked or (cycle, ())
+        for plan in plans if forked == cycle else ():
+            self._told.on_rank_ended(events.RankEnded(cycle, plan.rank, None, number, time.monotonic_ns()))
+
     def reap(self, cycle: int) -> None:
-        """Clear everything that is left of the cycle; `on_reaped` follows, also without a zygote: then it is clear already."""
+        """Clear everything that is left of the cycle; `on_reaped` follows, also without a zygote: then it is clear already, or about to be."""
         self._reaping = (cycle, time.monotonic())
         if self._zygote is not None and self._ready:
             self._zygote.reap(cycle)
             asyncio.get_running_loop().call_later(self._options.reap_s + STARVED_S, self._reap_overdue, cycle)
-        else:
+        elif not self._clearing:  # else it will be answered by whoever clears
             self._reaped(self._left)
 
     def _reap_overdue(self, cycle: int) -> None:
@@ -323,13 +338,14 @@ class Nursery:
         if importing and self._options.start_method == "fork":
             self._options = replace(self._options, start_method="spawn")
             self._told.on_note(f"{reason}; from now on ranks are started by spawn, without preloading")
+        self._clearing = True
         self._spawn(self._clear_after(reason))
 
     async def _clear_after(self, reason: str) -> None:
         """The ranks died with the zygote; their children have become ours."""
         spare = [z.pid for z in self._retired if z.pid is not None] + list(self.spared)
         swept = await asyncio.to_thread(strays.kill_all_below, os.getpid(), spare)
-        self._left = swept.left
+        self._left, self._clearing = swept.left, False
         self._told.on_lost(reason)
         self._reaped(swept.left)
 

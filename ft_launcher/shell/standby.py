@@ -179,10 +179,17 @@ class Rack:
                 os.set_inheritable(fd, True)
             baseline.default_signals()
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
-            args = [sys.executable, *self._flags, "-c", BOOT, json.dumps([*sys.path, _ROOT]), *map(str, numbers)]
+            args = [sys.executable, "-P", *self._flags, "-c", BOOT, json.dumps([*_own_library_first(sys.path), _ROOT]), *map(str, numbers)]
             os.execve(sys.executable, args, dict(self._env or os.environ))
         finally:
             os._exit(1)
+
+
+def _own_library_first(path: Sequence[str]) -> list[str]:
+    """Python's own library before the script's folder: this helper is no script, and a `http.py` beside the user's must not become part of it."""
+    home = os.path.dirname(os.__file__)
+    own = [p for p in path if p and (p == home or p.startswith(os.path.join(home, "lib-dynload")))]
+    return [*own, *(p for p in path if p not in own)]
 
 
 def main(parent: int, request_fd: int, answer_fd: int) -> None:

@@ -101,9 +101,9 @@ class Writer:
             self._stopping = True
             self._changed.notify_all()
             lost = {name: len(lane.queue) + lane.dropped for name, lane in self._lanes.items() if lane.queue or lane.dropped}
-            stuck = self._running is not None
         if self._thread.is_alive():
             self._thread.join(max(0.0, deadline - time.monotonic()))
+        stuck = self._thread.is_alive() and self._running is not None
         if lost or stuck:
             what = ", ".join(f"{count} of {name}" for name, count in lost.items()) or "the last write"
             self._say(f"not everything was written to disk: {what} lost")

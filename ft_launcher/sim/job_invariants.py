@@ -44,7 +44,8 @@ def survivors_moved(old: Placement, new: Placement, states: Sequence[JobState]) 
     """Only ranks of replaced nodes move; and, within its node, whoever shares it with a rank whose result is in doubt."""
     for rank in moved(old, new):
         node = old.node_of(rank)
-        if node not in new.nodes:
+        exchanged = node in new and new.position_of(node) != old.position_of(node) and any(job.rerun is not None for job in states)
+        if node not in new or exchanged:  # with a result in dispute a whole node may go elsewhere
             continue
         if new.node_of(rank) != node or not any(_in_doubt(job, new, node) for job in states):
             return f"rank {rank} has moved although its node {node} stays"
@@ -97,14 +98,16 @@ def a_repeated_report_has_no_effect(step: JobStep) -> str | None:
 
 
 def budgets_hold(step: JobStep) -> str | None:
-    """No more restarts than allowed; what has been used is given back for healthy stretches only."""
+    """No more restarts than allowed; what has been used is given back for healthy stretches only, moves and verdicts about wrong numbers for any progress."""
     old, new, options = step.before.budgets, step.after.budgets, step.launch.world.setting.options
     if new is old:
         return None
     if new.restarts > options.max_restarts:
         return f"{new.restarts} restarts were charged, {options.max_restarts} allowed"
     earned = step.launch.earned()
-    if new.restarts < old.restarts - earned or new.platform < old.platform - earned or new.reruns < old.reruns - earned:
+    further = new.best_iteration != old.best_iteration or new.best_steps > old.best_steps or new.stuck_cycles == 0
+    reruns_back = new.reruns < old.reruns - earned and not further
+    if new.restarts < old.restarts - earned or new.platform < old.platform - earned or reruns_back:
         return f"restarts {old.restarts} -> {new.restarts}, platform {old.platform} -> {new.platform}: a budget came back"
     if new.restarts > old.restarts + 1:
         return f"{new.restarts - old.restarts} restarts were charged at once"

@@ -45,6 +45,7 @@ class Saved:
     document: Document
     written: bool
     notes: tuple[str, ...] = ()
+    newer_there: bool = False
 
 
 class FtStateFile:
@@ -107,7 +108,7 @@ class FtStateFile:
         disk, notes = self._on_disk(seen)
         if disk is not None and is_older(document, disk):
             refused = f"{self.path}: holds a newer state of run {run_id(disk)}: this older one is not written"
-            return Saved(disk, written=False, notes=(*notes, refused))
+            return Saved(disk, written=False, notes=(*notes, refused), newer_there=True)
         merged = self._with_foreign(united(document, disk) if disk is not None else document, seen)
         data, plain_notes = render(merged)
         temp = stage(self.path, data)

@@ -11,6 +11,7 @@ from ft_launcher.core.actions import KillRanks, Leave, Reap, Say, SignalRanks
 from ft_launcher.core.events import (
     DrainAsked,
     JobChanged,
+    NodeJoined,
     NodeLost,
     RankEnded,
     RanksReaped,
@@ -22,7 +23,7 @@ from ft_launcher.core.events import (
     TimerFired,
     ZygoteStarted,
 )
-from ft_launcher.core.evidence import Address, RankExit
+from ft_launcher.core.evidence import Address, NodeInfo, RankExit
 from ft_launcher.core.node import NodeMachine, NodeOptions
 from ft_launcher.core.state import JobState, Phase
 from tests.core.machines import Job
@@ -150,10 +151,56 @@ def test_drain_asked_of_a_spare_of_a_holder_and_without_any_spare() -> None:
     assert list(job.state.leaving) == ["s0"]
     job.send(DrainAsked("n1"))
     assert job.state.phase is Phase.RUNNING, "s0 is no spare any more"
-    assert "no spare" in job.said()
+    assert "goes as soon as a spare can take its place" in job.said()
     job.join("s1", port=7001)
     assert job.state.phase is Phase.DRAINING, "it goes as soon as a spare has come"
     assert set(job.state.leaving) == {"s0", "n1"}
+
+
+def test_a_drained_node_that_comes_back_is_a_node_like_any_other() -> None:
+    job = cluster(spares=1)
+    job.report("n1", signals=(15,))
+    fire(job, Timer.DRAIN)
+    for node in ("n0", "n1"):
+        job.clear(node)
+    assert job.state.placement is not None
+    assert job.state.placement.nodes == ("n0", "s0")
+    job.names = ["n0", "s0"]
+    job.forked()
+    job.send(NodeLost("n1", "it has left"))
+    job.send(NodeJoined(NodeInfo("n1", "127.0.0.1:1", 2, 0, incarnation="second")))
+    job.reports.pop("n1")
+    job.report("n1", reaped=True, standby=Address("127.0.0.1", 9), incarnation="second")
+    job.send(NodeLost("s0", "gone"))
+    job.clear("n0")
+    assert job.state.placement.nodes == ("n0", "n1")
+    assert [d.rule for d in job.decisions()] == [2, 5]
+    job.names = ["n0", "n1"]
+    for name in job.names:
+        job.reports[name] = replace(job.reports[name], cycle=job.state.cycle, exits={}, reaped=False)
+        job.report(name, started=True)
+    for node, rank in (("n0", 0), ("n0", 1), ("n1", 2), ("n1", 3)):
+        job.exit(node, rank, code=0)
+    for node in job.names:
+        job.clear(node)
+    assert job.state.verdict is not None
+    assert job.state.verdict.exit_code == 0, job.state.verdict.reason
+
+
+def test_a_spare_that_is_still_preparing_counts() -> None:
+    job = cluster(spares=0)
+    job.send(NodeJoined(NodeInfo("s0", "127.0.0.1:1", 2, 0)))
+    job.report("n1", signals=(15,))
+    assert job.state.phase is Phase.RUNNING
+    fire(job, Timer.DRAIN)
+    assert list(job.state.leaving) == ["n1"]
+
+
+def test_two_are_to_go_and_there_is_one_spare() -> None:
+    job = cluster(nodes=3, spares=1)
+    job.send(DrainAsked("n1"))
+    job.send(DrainAsked("n2"))
+    assert list(job.state.leaving) == ["n1"], "the other one waits for the next spare"
 
 
 def test_drain_asked_of_an_unknown_node_changes_nothing() -> None:

@@ -360,7 +360,7 @@ def test_platform_fault_costs_no_restart_but_is_bounded() -> None:
 
 @pytest.mark.parametrize("code", [16, 17])
 def test_16_and_17_reach_the_scheduler_and_win_over_signals(code: int) -> None:
-    job = Job(nodes=2, nproc=1)
+    job = Job(nodes=2, nproc=1, max_reruns=0)
     job.start()
     job.exit("n0", 0, code=code)
     assert job.state.phase is Phase.RUNNING, "its peers are given the time to leave as well"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ft_launcher.core.events import NodeJoined, NodeLost
+from ft_launcher.core.events import NodeJoined, NodeLost, Timer, TimerFired
 from ft_launcher.core.evidence import Address, NodeInfo
 from ft_launcher.core.hardware import DeviceRecord, Dispute, device_of, kept_off
 from ft_launcher.core.placement import Placement
@@ -222,6 +222,72 @@ def test_a_suspect_is_not_moved_to_a_device_in_quarantine_while_another_is_free(
     assert restarted(job).slot_of(3) == now
     leave(job, 16, (3, S.FIRST_RERUN_REPRODUCIBLE), iteration=30)
     assert restarted(job).slot_of(3) not in (3, now), "slot 3 is in quarantine"
+
+
+def test_the_spare_that_was_announced_is_the_one_that_comes_though_another_node_is_lost() -> None:
+    job = cluster(2, nproc=1, spares=1)
+    job.exit("n1", 1, code=16)
+    job.exit("n0", 0, code=16)
+    job.send(NodeLost("n0", "gone"))
+    job.clear("n1", iteration=7, client=True, reruns={1: RerunFinding(1, S.FIRST_RERUN_REPRODUCIBLE, 7)})
+    assert restarted(job).nodes == ("n1", "s0"), "s0 for the suspect; its own node is the last resort for the lost one"
+    assert "s0 takes the place of node n1" in job.state.restart_reason
+
+
+def test_one_rank_a_node_and_no_spare_changes_places_with_another_node() -> None:
+    job = cluster(3, nproc=1)
+    leave(job, 16, (2, S.FIRST_RERUN_REPRODUCIBLE))
+    assert restarted(job).nodes == ("n0", "n2", "n1")
+    leave(job, 17, (2, S.SECOND_RERUN_NOT_REPRODUCIBLE))
+    assert job.state.hardware["n2/0"].quarantined
+    assert restarted(job).nodes == ("n0", "n2", "n1")
+
+
+def test_one_rank_a_node_and_nobody_known_moves_everybody_to_the_next_node() -> None:
+    job = cluster(3, nproc=1)
+    leave(job, 16)
+    assert restarted(job).nodes == ("n1", "n2", "n0")
+    leave(job, 16)
+    assert restarted(job).nodes == ("n2", "n0", "n1")
+    leave(job, 16)
+    assert job.state.verdict is not None
+    assert job.state.verdict.exit_code == 16
+
+
+def test_a_drain_meanwhile_loses_no_suspicion_and_the_suspect_still_moves() -> None:
+    job = cluster(2, spares=1)
+    job.exit("n1", 3, code=16)
+    job.report("n0", signals=(15,))
+    job.send(TimerFired(Timer.DRAIN, job.state.cycle))
+    for node in ("n0", "n1"):
+        reruns = {3: RerunFinding(3, S.FIRST_RERUN_REPRODUCIBLE, 7)} if node == "n1" else {}
+        job.clear(node, iteration=7, client=True, reruns=reruns)
+    assert [d.rule for d in job.decisions()] == [2]
+    assert job.state.hardware["n1/1"].suspicions == 1
+    placement = restarted(job)
+    assert placement.nodes == ("s0", "n1")
+    assert placement.place(3) == ("n1", 0), "off its device"
+
+
+def test_when_nobody_else_comes_hardware_in_quarantine_is_taken_and_that_is_said() -> None:
+    job = Job(nodes=2, nproc=2, can_join=True)
+    job.machine.state = job.machine.state.but(hardware={"n0/0": DeviceRecord("n0", 0, quarantined=True, rank=0)})
+    job.join("n0")
+    job.join("n1")
+    assert job.state.phase is Phase.FORMING
+    job.send(TimerFired(Timer.JOIN, -1))
+    assert job.state.phase is Phase.RUNNING
+    assert job.state.placement is not None
+    assert job.state.placement.place(0) == ("n0", 1), "the affected rank on another slot"
+    assert "there is no other hardware" in job.said()
+
+
+def test_progress_between_them_keeps_the_count_of_moves_small() -> None:
+    job = cluster(1, nproc=2, max_reruns=2, quarantine_after=0)
+    for iteration in range(7, 20, 2):
+        leave(job, 17, (1, S.FIRST_RERUN_NOT_REPRODUCIBLE), iteration=iteration)
+        restarted(job)
+    assert job.state.budgets.reruns == 1
 
 
 def test_two_suspects_of_one_node_both_leave_their_devices() -> None:

@@ -43,7 +43,7 @@ FRAGMENTS = [
     "it counts as unfit",
     "which is not this job's; not waited for",
     "nodes at once, so the check is at fault, not they; going on without it",
-    "no spare can take its place yet, so it stays",
+    "it goes as soon as a spare can take its place",
     "if the others are not told within ",
     "is quarantined",
     "does not answer; training goes on without it",

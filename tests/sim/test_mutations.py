@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ft_launcher.core import policy, rerun_policy, roster
+from ft_launcher.core import policy, rerun_policy, roster, verdict_policy
 from ft_launcher.core import settle as settle_module
 from ft_launcher.core.actions import Commit, Leave
 from ft_launcher.core.causes import Evidence, Failure
@@ -244,9 +244,9 @@ def quarantines_the_judge(patch: Patch) -> None:
     def persistent(evidence: Evidence, ledger: Any, rank: int) -> Any:
         node, slot = evidence.state.placement.place(rank)  # type: ignore[union-attr]
         record = DeviceRecord(node, slot, rank=rank, why="persistent fault")
-        return quarantined(ledger, rerun_policy._here(evidence, rank), record), "persistent fault of device 1"
+        return quarantined(ledger, verdict_policy._here(evidence, rank), record), "persistent fault of device 1"
 
-    patch.setattr(rerun_policy, "_persistent", persistent)
+    patch.setattr(verdict_policy, "_persistent", persistent)
 
 
 def suspects_stay_where_they_are(patch: Patch) -> None:
@@ -262,7 +262,7 @@ def gives_up_at_the_first_wrong_number(patch: Patch) -> None:
 
 def _with_rules(patch: Patch, wrap: Any) -> None:
     """Rules 3 and 4, wrapped."""
-    wrong = (rerun_policy.rerun_elsewhere, rerun_policy.result_rejected)
+    wrong = (rerun_policy.rerun_elsewhere, verdict_policy.result_rejected)
     patch.setattr(policy, "RULES", tuple(wrap(rule) if rule in wrong else rule for rule in policy.RULES))
 
 
@@ -285,8 +285,8 @@ def ignores_what_ranks_found(patch: Patch) -> None:
 
 
 def one_suspicion_is_enough(patch: Patch) -> None:
-    true = rerun_policy.suspected
-    patch.setattr(rerun_policy, "suspected", lambda ledger, device, record, limit: true(ledger, device, record, 1))
+    true = verdict_policy.suspected
+    patch.setattr(verdict_policy, "suspected", lambda ledger, device, record, limit: true(ledger, device, record, 1))
 
 
 def nobody_is_asked_to_leave(patch: Patch) -> None:
