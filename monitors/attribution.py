@@ -90,8 +90,8 @@ def not_waiting(scene: Scene) -> Blame | None:
     open_ = [r for r in scene.still if not _waits(scene, r)]
     if not scene.still or not open_:
         return None
-    behind = earliest(scene, scene.still)
-    suspects = [r for r in behind if not _waits(scene, r)]
+    behind, free = earliest(scene, scene.still), set(open_)
+    suspects = [r for r in behind if r in free]
     if not suspects:
         suspects = [r for r in open_ if scene.topology.pp > 1 and steps_ahead(scene, r) <= 1]
         if len(open_) > 1 or not suspects:

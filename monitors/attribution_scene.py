@@ -110,14 +110,15 @@ def _is_unplaced(scene: Scene, rank: int) -> bool:
 
 def earliest(scene: Scene, ranks: Sequence[int]) -> list[int]:
     """The ranks that nobody is behind; those of unknown order are among them."""
-    known = [r for r in ranks if not _is_unplaced(scene, r)]
     unknown = [r for r in ranks if _is_unplaced(scene, r)]
+    known = [r for r in ranks if not _is_unplaced(scene, r)] if unknown else list(ranks)
     if unknown and known and all(scene.progress[r].steps == 0 for r in known):
         return unknown  # nobody has made a step: who has not even attached is the earliest
     if not known:
         return unknown
-    lowest = min(order(scene, r) for r in known)
-    first = [r for r in known if order(scene, r) == lowest]
+    orders = [order(scene, r) for r in known]  # once for each: there may be ten thousand
+    lowest = min(orders)
+    first = [r for r, at in zip(known, orders, strict=True) if at == lowest]
     return sorted(unknown + _before_others(scene, first))
 
 
