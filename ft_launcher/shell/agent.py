@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ft_launcher.config import Config
 from ft_launcher.core import actions as do
@@ -33,7 +31,7 @@ from ft_launcher.core.events import (
     ZygoteStarted,
 )
 from ft_launcher.core.evidence import RankError
-from ft_launcher.core.node import NodeMachine, NodeOptions
+from ft_launcher.core.node import STOP_SIGNALS, NodeMachine, NodeOptions
 from ft_launcher.core.node_table import NodePhase
 from ft_launcher.core.rerun_report import RerunFinding
 from ft_launcher.core.state import JobState
@@ -41,27 +39,25 @@ from ft_launcher.errors import PlatformError
 from ft_launcher.shell.follow import UNREACHABLE, follow
 from ft_launcher.shell.health_clearing import Clearing
 from ft_launcher.shell.keys import Keys
-from ft_launcher.shell.last_words import read_error
 from ft_launcher.shell.limits import limits_in
 from ft_launcher.shell.logs import LogTail
 from ft_launcher.shell.lookout import Lookout
-from ft_launcher.shell.nursery import Nursery, RankPlan
+from ft_launcher.shell.nursery import Nursery
 from ft_launcher.shell.nvrx_requests import NvrxRequests
 from ft_launcher.shell.nvrx_server import NvrxServer
 from ft_launcher.shell.process import RankStarted
-from ft_launcher.shell.rank_env import rank_environment
+from ft_launcher.shell.rank_files import RankFiles
 from ft_launcher.shell.record import Files
-from ft_launcher.shell.rejected_results import TrackerFile, on_pages
+from ft_launcher.shell.rejected_results import on_pages
 from ft_launcher.shell.reporter import Reporter
 from ft_launcher.shell.standbys import Standbys
+from ft_launcher.shell.stop_request import StopRequest
 from ft_launcher.shell.store import Store
 from ft_launcher.shell.watchman import Reactions, Watchman
 from monitors.detect import Finding, Limits
 from monitors.hooks import STACKS_SIGNAL
 from monitors.learning import Sample
-from rerun.tracker import tracker_path
 
-ERRORS_WAIT_S = 1.0
 SAMPLES_EVERY_S = 1.0
 AFTERWARDS_S = 0.5
 """What is not urgent is done so long after a cycle's end, when the next ranks have started."""
@@ -78,7 +74,8 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What an agent works with. `tell` is the controller's ear; `in_touch` tells whether the job is known to go on elsewhere while the store is away."""
+    """What an agent works with. `tell` is the controller's ear; `in_touch` tells whether the job is known to go on elsewhere while the store is away, which
+    `away` tells."""
 
     config: Config
     store: Store
@@ -88,6 +85,7 @@ class Surroundings:
     tell: Tell
     in_touch: Callable[[], bool] = lambda: False
     clearing: Clearing = field(default_factory=Clearing)
+    away: Callable[[], bool] = lambda: False
 
 
 class Agent:
@@ -107,7 +105,8 @@ class Agent:
         self._watch = Watchman(config.node_id, limits, reactions, hang_kills=config.hang_action == "restart", nvrx=self._nvrx)
         self._watch.elsewhere = around.clearing.iteration
         self._lookout = Lookout(self._watch, around.files, lambda cycle, ranks: nursery.signal(cycle, ranks, STACKS_SIGNAL))
-        self._tracker = TrackerFile(tracker_path(config.command.args))
+        self._rank_files = RankFiles(config, around.files)
+        self._stop = StopRequest(around.away, self.feed, config.term_grace_s)
         self._events: deque[NodeEvent] = deque()
         self._feeding = False
         self._pids: dict[int, int] = {}
@@ -121,10 +120,9 @@ class Agent:
     async def run(self) -> int:
         """Follow the job until it is done; the ranks, the zygote and everything below are gone when this returns."""
         self._nursery.listen(self)
-        self._tasks = [
-            asyncio.create_task(work)
-            for work in (self._follow_job(), self._send_reports(), self._tell_samples(), self._follow_limits(), self._check_health())
-        ]
+        follow = (self._follow_job(), self._follow_limits(), self._check_health())
+        tell = (self._send_reports(), self._tell_samples(), self._stop.insist())
+        self._tasks = [asyncio.create_task(work) for work in (*follow, *tell)]
         for task in self._tasks:
             task.add_done_callback(self._on_task_done)
         self._nursery.start()
@@ -221,7 +219,9 @@ class Agent:
             await self._report.wait()
             self._report.clear()
             try:
-                await reporter.send(self._machine.report)
+                report = self._machine.report
+                await reporter.send(report)
+                self._stop.delivered(report.signals)
             except PlatformError as error:
                 if error.exit_code != UNREACHABLE or not self.training():
                     raise
@@ -249,6 +249,8 @@ class Agent:
         """A signal has reached the agent process."""
         self._around.files.journal.record("signal", self._machine.cycle, signal=number)
         self.feed(SignalArrived(number))
+        if number in STOP_SIGNALS:
+            self._stop.arrived.set()
 
     def _do(self, action: do.NodeAction) -> None:
         match action:
@@ -293,57 +295,27 @@ class Agent:
     # -- ranks ------------------------------------------------------------------------------------------------------------------------------
 
     def _start(self, job: JobState) -> None:
-        config, folder, placement = self._around.config, self._around.files.folder, job.placement
+        placement = job.placement
         if placement is None:
             return
-        ranks = placement.ranks_on(config.node_id)
+        ranks = placement.ranks_on(self._options.node_id)
         sockets = self._nvrx.open(job.cycle, ranks)
         pages = self._watch.open_pages(job.cycle, ranks, job.budgets.client_known)
         self._standbys.in_use, self._pids = job.master, {}
         self._lookout.begin(job.cycle, self._pids)
-        self._tracker.begin()
         self._forked = (job.cycle, frozenset(ranks))
-        plans = [
-            RankPlan(
-                rank=rank,
-                slot=placement.slot_of(rank),
-                log=folder.rank_log(job.cycle, rank),
-                env=rank_environment(config, job, rank, self._error_file(job.cycle, rank)) | sockets[rank],
-                page_fd=pages[rank],
-                stacks=self._around.files.stacks(job.cycle, rank),
-            )
-            for rank in ranks
-        ]
+        plans = self._rank_files.plan(job, placement, pages, sockets)
         self._around.clearing.started()
         self._nursery.fork(job.cycle, plans)
         self._around.files.journal.record("started", job.cycle, ranks=list(ranks))
         if self._around.tail is not None:
-            shown = [rank for rank in ranks if config.tee.shows(rank)]
-            self._around.tail.follow({rank: folder.rank_log(job.cycle, rank) for rank in shown})
-
-    def _error_file(self, cycle: int, rank: int) -> Path:
-        return self._around.files.folder.cycle_folder(cycle) / f"rank_{rank:05d}.error.json"
+            self._around.tail.follow(self._rank_files.shown(job.cycle, ranks))
 
     def _read_errors(self, cycle: int, ranks: Sequence[int]) -> None:
-        """On a thread of its own (the writer's may be waiting for an fsync), bounded: a stalled disk costs the words, not the restart."""
-        loop = asyncio.get_running_loop()
-        answered = False
-
         def answer(errors: dict[int, RankError], reruns: dict[int, RerunFinding]) -> None:
-            nonlocal answered
-            if not answered:
-                answered = True
-                self.feed(ErrorsRead(cycle, errors, reruns))
+            self.feed(ErrorsRead(cycle, errors, reruns))
 
-        def read() -> None:
-            folder = self._around.files.folder
-            found = {rank: read_error(self._error_file(cycle, rank), folder.rank_log(cycle, rank)) for rank in ranks}
-            reruns = self._tracker.findings(ranks)
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(answer, {rank: error for rank, error in found.items() if error is not None}, reruns)
-
-        threading.Thread(target=read, name="ft-last-words", daemon=True).start()
-        loop.call_later(ERRORS_WAIT_S, answer, {}, {})
+        self._rank_files.read_words(cycle, ranks, answer)
 
     # -- what the nursery tells ---------------------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ Lines go through a thread of their own kind (the writer), so a stuck terminal st
 from __future__ import annotations
 
 import os
+import select
 import sys
 from contextlib import suppress
 
@@ -40,7 +41,9 @@ class Console:
         self._writer.close(timeout_s)
 
     def _print(self, text: str) -> None:
-        self._print_raw(f"ft-launch: {text}")
+        """What the thread's own trouble is; said by whoever closes it, too, who must not wait for a console that takes nothing."""
+        if select.select([], [self._fd], [], 0)[1]:
+            self._print_raw(f"ft-launch: {text}"[: select.PIPE_BUF - 1])
 
     def _print_raw(self, text: str) -> None:
         data = (text + "\n").encode(errors="replace")

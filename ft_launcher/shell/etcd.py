@@ -131,9 +131,10 @@ class EtcdStore:
                 await self._calls.pause(PULSE_S)  # the watches meet the same, and say so
         self._pulse = None
 
-    async def close(self) -> None:
-        """See Store. Nothing is left: no task, no connection, no register."""
-        await self._writer.close()
+    async def close(self, *, tidy: bool = True) -> None:
+        """See Store. Nothing is left: no task, no connection, and (with `tidy`, which asks the store) no register."""
+        if tidy:
+            await self._writer.close()
         if (pulse := self._pulse) is not None:
             pulse.cancel()
             await asyncio.gather(pulse, return_exceptions=True)

@@ -59,9 +59,10 @@ class Registration:
         if holder is not None and json.loads(holder.value).get("incarnation") != self._info.incarnation:
             self.on_usurped(f"node id {self._info.node_id} was taken over by another agent while this one had no lease")
 
-    async def end(self) -> None:
-        """Give the lease back: the registration vanishes at once."""
+    async def end(self) -> bool:
+        """Give the lease back: the registration vanishes at once. False where the store does not answer: then it ends by itself."""
         try:
             await asyncio.wait_for(self._store.revoke(self.lease), 1.0)
         except (FTError, TimeoutError):
-            pass  # it ends by itself
+            return False
+        return True

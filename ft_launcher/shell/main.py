@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -51,6 +51,7 @@ REAP_S = 30.0
 def run(config: Config, environ: Mapping[str, str] | None = None) -> int:
     """Launch and supervise until the job is done; returns the exit code. Raises FTError for what the user or the platform got wrong."""
     _reserve_standard_descriptors()
+    _overlook({signal.SIGUSR1, signal.SIGUSR2, *config.forward_signals} - STOP_SIGNALS)
     environ = dict(os.environ if environ is None else environ)
     devices = find_devices(config.nproc, environ)
     folder = create_run_folder(config.log_dir, config.run_id) if config.store.kind == "memory" else None
@@ -63,6 +64,10 @@ def run(config: Config, environ: Mapping[str, str] | None = None) -> int:
         console.say(str(finished))
         return finished.code
     finally:
+        for number in (
+            STOP_SIGNALS
+        ):  # all is over: a signal must not turn the code that was concluded into its own, and Python gives other handlers up at its end
+            signal.signal(number, signal.SIG_IGN)
         console.close(FLUSH_S)
 
 
@@ -73,6 +78,12 @@ def _reserve_standard_descriptors() -> None:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
+
+
+def _overlook(numbers: Iterable[int]) -> None:
+    """Until there are ranks nobody is to be told: a notice ahead of a pre-emption must not end a launcher that still waits for others. Not SIG_IGN, which children inherit."""
+    for number in numbers:
+        signal.signal(number, lambda *_: None)
 
 
 def _failed(files: Files, error: Exception) -> FTError:
@@ -167,6 +178,7 @@ def _controllers(
         return Learning(config.timeouts.sections, (config.topology.to_json(), " ".join(command.target), command.args), records)
 
     def make(name: str, neighbours: Callable[[Controller], Neighbours] | None) -> Controller:
+        """A fresh one: what a predecessor wrote down goes on in the same files."""
         exporter = Exporter(config, options, files.folder, files.writer, lambda text: files.console.say(text, "warning"))
         record = RunRecord(files, exporter, topology=config.topology)
         keeper = LimitsKeeper(presence.store, presence.keys, record, learning) if config.learn_timeouts else None
@@ -199,7 +211,7 @@ async def _launch(config: Config, environ: Mapping[str, str], devices: Devices, 
     nursery = Nursery(_zygote_options(config, environ, files))
     tell = Tell(presence.progress, presence.samples, presence.suspicion)
     clearing = _clearing(config, environ, devices, files, nursery.spared)
-    around = Surroundings(config, presence.store, presence.keys, files, tail, tell, presence.in_touch, clearing)
+    around = Surroundings(config, presence.store, presence.keys, files, tail, tell, presence.in_touch, clearing, presence.away)
     agent = Agent(around, nursery, node, (presence.host, presence.listen_on))
     _announce(config, files)
     _catch_signals(agent, forwarded)

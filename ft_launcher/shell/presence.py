@@ -77,6 +77,9 @@ class Presence(Protocol):
     def in_touch(self) -> bool:
         """Whether the job is known to go on, without the store."""
 
+    def away(self) -> bool:
+        """Whether the store is known not to answer."""
+
     async def leave(self) -> None:
         """Give everything back."""
 
@@ -120,6 +123,10 @@ class Alone:
         """See Presence. This store is never away."""
         return False
 
+    def away(self) -> bool:
+        """See Presence."""
+        return False
+
     async def leave(self) -> None:
         """See Presence."""
         await self.store.close()
@@ -130,6 +137,7 @@ class Shared:
 
     def __init__(self, config: Config, store: EtcdStore, say: Say, devices: tuple[str, ...] = ()) -> None:
         self.store: Store = store
+        self._etcd = store
         self.keys = Keys(config.run_id)
         self.generation = 0
         self.host = ""
@@ -230,6 +238,10 @@ class Shared:
         controller = self._candidate.controller if self._candidate is not None else None
         return controller.training if controller is not None else self._server is not None and self._server.connected
 
+    def away(self) -> bool:
+        """See Presence."""
+        return self._etcd.health.away
+
     def progress(self, seen: ProgressSeen) -> None:
         """To our own controller, or down the channel to the one elsewhere."""
         controller = self._candidate.controller if self._candidate is not None else None
@@ -281,12 +293,13 @@ class Shared:
         if self._registration is None and self._lease:
             self._registration = Registration(self.store, self.keys, self._info(self.generation), self._config.node_ttl_s)
             self._registration.lease = self._lease
-        if self._registration is not None:
-            await self._registration.end()
+        there = not self.away()
+        if self._registration is not None and there:
+            there = await self._registration.end()
         if self._server is not None:
             await self._server.close()
         with suppress(PlatformError):
-            await self.store.close()
+            await self._etcd.close(tidy=there)
 
 
 def _on_keeping_done(task: asyncio.Task[None], hooks: Hooks) -> None:

@@ -65,3 +65,51 @@ def test_a_spare_that_is_drained_leaves_and_unknown_names_are_refused(make: Make
     assert job[spare].wait() == 0
     assert job.cycle() == 0
     assert all(job[n].running() for n in before)
+
+
+def test_the_controllers_own_node_is_drained(make: Make) -> None:
+    """It lets its own ranks go, hands over, and whoever follows it knows what it has decided."""
+    job = make(nproc=1).start("n0", "n1")
+    before = job.until_step(0)
+    job.add_spares("s0")
+    leader = job.leader()
+    assert leader in before
+    job[leader].terminate()
+    after = job.until_step(1)
+    assert after == {"s0": before[leader], **{n: r for n, r in before.items() if n != leader}}
+    assert job[leader].wait() == 0, job.story()
+    job.until(lambda: (job.stored("leader") or {"node": leader})["node"] != leader, "a successor")
+    job.signal_rank(0)
+    job.until_step(2)
+    assert (job.stored("job") or {})["budgets"]["restarts"] == 1
+
+
+def test_a_machine_that_signals_all_its_processes_is_drained_and_nothing_is_charged(make: Make) -> None:
+    """As at a shutdown: its ranks die of the signal before it is clear that only this node is meant."""
+    job = make(nproc=2).start("n0", "n1")
+    before = job.until_step(0)
+    job.add_spares("s0")
+    processes = job["n1"].processes()
+    assert len(processes) >= 4
+    job["n1"].signal_all(processes, signal.SIGTERM)
+    assert job.until_step(1) == {"n0": before["n0"], "s0": before["n1"]}, job.story()
+    assert job["n1"].wait() == 0, job.story()
+    assert {d["rule"] for d in job.decisions()} == {2}, job.decisions()
+    assert (job.stored("job") or {})["budgets"]["restarts"] == 0
+
+
+def test_no_drain_for_a_job_that_is_told_to_stop_meanwhile(make: Make) -> None:
+    """One node is told, and before its ranks have left the others are, too: then nothing starts again."""
+    job = make(nproc=1)
+    job.options = ("--term-grace", "1000")
+    job.conf["plan"] = [{"at": 1, "do": "leave_on_term", "value": 0}]
+    job.start("n0", "n1")
+    job.until(lambda: len(job.lines("acts.jsonl")) == 2, "handlers are there")
+    job.add_spares("s0")
+    for node in ("n1", "n0"):
+        job[node].terminate()
+        job.until(lambda node=node: node != "n1" or "if the others are not told within" in job.story(), "the first is heard")
+    assert {n: job[n].wait() for n in ("n0", "n1", "s0")} == {"n0": 143, "n1": 143, "s0": 0}, job.story()
+    assert sorted(x["rank"] for x in job.lines("term.jsonl")) == [0, 1], "each of them once"
+    assert job.verdict()["outcome"] == "stopped"
+    assert job.cycle() == 0

@@ -319,3 +319,29 @@ def test_a_spare_leaves_by_itself_but_who_holds_ranks_asks(number: int) -> None:
     assert Leave(0) not in spare.handle(1.0, SignalArrived(number)), "while the job forms nobody is a spare"
     spare.handle(1.0, JobChanged(state.but(placement=Placement(("n0",), 1)), 7))
     assert spare.handle(1.0, SignalArrived(number))[-1] == Leave(0)
+
+
+def test_a_controller_that_takes_over_knows_all_spares_before_it_fills_a_hole() -> None:
+    """The cycle has ended, `a` is lost and all who hold ranks have acknowledged: the last report that it reads is that of the best spare."""
+
+    async def work() -> None:
+        store = MemoryStore()
+        state = JobState("run", 0, Phase.ENDING, 4, Placement(("a", "c"), 1), lost={"a": "it is gone"})
+        state = state.but(budgets=replace(state.budgets, node_failures={"b": 2}))
+        await store.put(KEYS.job, json.dumps(state.to_json()))
+        for i, (node, cycle) in enumerate((("b", 3), ("c", 4), ("z", -1))):
+            await store.put(KEYS.node(node), json.dumps(NodeInfo(node, f"h:{i + 1}", 1, 0).to_json()))
+            await store.put(
+                KEYS.report(node), json.dumps(NodeReport(node, 0, cycle, 1, reaped=True, standby=Address("h", 1000 + i)).to_json())
+            )
+        controller = Controller(store, job_of(), Silent(), "me")  # type: ignore[arg-type]
+        task = asyncio.create_task(controller.run(await store.grant(1000)))
+        try:
+            await until(lambda: controller._machine is not None and controller._machine.state.cycle == 5)
+            assert controller._machine is not None
+            assert controller._machine.state.placement == Placement(("z", "c"), 1)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    run(work())

@@ -3,10 +3,35 @@
 from __future__ import annotations
 
 import signal
+import time
+from pathlib import Path
 
 import pytest
 
+from tests.multinode.cluster import PATIENCE_S, Cluster, gone
 from tests.multinode.conftest import Make
+from tests.store.etcd_server import EtcdServer
+
+LONG_S = PATIENCE_S * 10
+"""No test waits that long: who ends before has not waited for it."""
+
+
+def take_away(etcd: EtcdServer, how: str) -> None:
+    if how == "frozen":
+        etcd.pause()
+    else:
+        etcd.kill()
+
+
+def stop_all(job: Cluster, number: int = signal.SIGTERM) -> dict[str, int]:
+    """All at once, as a scheduler does; the codes."""
+    began = time.monotonic()
+    nodes = [n for n in job.nodes if job[n].running()]
+    for node in nodes:
+        job[node].process.send_signal(number)
+    codes = {n: job[n].wait() for n in nodes}
+    print("ALL ENDED", time.monotonic() - began)
+    return codes
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -65,3 +90,60 @@ def test_a_stop_while_waiting_for_a_spare(make: Make) -> None:
     job.until_said("n0", "for a spare in place of n1")
     job["n0"].terminate()
     assert job["n0"].wait() == 143
+
+
+@pytest.mark.parametrize("how", ["frozen", "killed"])
+def test_all_stop_while_the_store_is_away_and_their_ranks_leave_first(make: Make, etcd: EtcdServer, how: str) -> None:
+    job = make([etcd.endpoint], nproc=2)
+    job.options = ("--store-timeout", f"{LONG_S:g}", "--term-grace", f"{LONG_S:g}")
+    job.conf["plan"] = [{"at": 1, "do": "leave_on_term", "value": 0}]
+    job.start("n0", "n1")
+    job.until(lambda: len(job.lines("acts.jsonl")) == 4, "handlers are there")
+    job.add_spares("s0")
+    ranks = [pid for n in ("n0", "n1") for pid in job[n].ranks()]
+    take_away(etcd, how)
+    assert stop_all(job) == {"n0": 143, "n1": 143, "s0": 0}, job.story()
+    assert sorted(x["rank"] for x in job.lines("term.jsonl")) == [0, 1, 2, 3], "each of them once"
+    assert gone(ranks, 5)
+    assert job.cycle() == 0
+
+
+@pytest.mark.parametrize("how", ["frozen", "killed"])
+def test_who_waits_for_others_stops_though_the_store_is_away(make: Make, etcd: EtcdServer, how: str) -> None:
+    job = make([etcd.endpoint], nnodes=3)
+    job.options = ("--store-timeout", f"{LONG_S:g}", "--join-wait", f"{LONG_S:g}")
+    job.start("n0", "n1")
+    job.until(lambda: all((job.stored(f"reports/{n}") or {}).get("standby") for n in ("n0", "n1")), "two are ready")
+    take_away(etcd, how)
+    assert stop_all(job) == {"n0": 143, "n1": 143}, job.story()
+
+
+def test_who_waits_for_a_spare_stops_though_the_store_is_away(make: Make, etcd: EtcdServer) -> None:
+    job = make([etcd.endpoint])
+    job.options = ("--store-timeout", f"{LONG_S:g}", "--spare-wait", f"{LONG_S:g}")
+    job.start("n0", "n1")
+    job.until_step(0)
+    job["n1"].power_off()
+    job["n1"].wait()
+    job.until_said("n0", "for a spare in place of n1")
+    take_away(etcd, "frozen")
+    assert stop_all(job) == {"n0": 143}, job.story()
+
+
+def test_who_waits_for_the_store_at_the_start_stops_and_overlooks_a_notice(make: Make, etcd: EtcdServer) -> None:
+    """Slurm and Kubernetes send USR1 ahead of TERM: before there are ranks, nobody is to be told."""
+    job = make([etcd.endpoint])
+    job.options = ("--store-timeout", f"{LONG_S:g}")
+    take_away(etcd, "frozen")
+    job.start("n0")
+    job.until(lambda: handles(job["n0"].pid, signal.SIGTERM), "it catches signals")
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        job["n0"].process.send_signal(number)
+    assert stop_all(job) == {"n0": 143}, job.story()
+    assert "stopped by SIGTERM while joining" in job["n0"].said()
+
+
+def handles(pid: int, number: int) -> bool:
+    """The process has a handler for this signal."""
+    (mask,) = [line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt:")]
+    return bool(int(mask, 16) >> (number - 1) & 1)
