@@ -9,6 +9,7 @@ Times are differences within the journal of one node.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -33,7 +34,9 @@ def story(kind: str, machine: str, folder: Path) -> list[dict[str, Any]]:
     launcher = ["-m", "ft_launcher", "--nproc-per-node", "4", "--tp", "2", "--pp", "2", "--preload", "torch,megatron.core", "--tee", "none"]
     script = [str(EXAMPLE), *SIZES, "--save", "save", "--rerun", machine, "--inject", kind, "--at", "6", "--on", "1"]
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run([sys.executable, *launcher, *script], cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = subprocess.run(
+        [sys.executable, *launcher, *script], cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
     if done.returncode != 0:
         raise BenchError(f"{kind} fault, {machine}: exit code {done.returncode}\n{done.stderr[-2000:]}")
     (journal,) = folder.glob("ft_logs/*/journal.*.jsonl")
@@ -61,11 +64,10 @@ def measure(options: Options, folder: Path) -> Results:
     """Each kind with each machine, in turn."""
     results = Results("reruns")
     found: dict[tuple[str, str, str], list[float]] = {}
-    for turn in range(options.runs):
-        for machine in options.contestants:
-            for kind in ("transient", "persistent"):
-                for what, seconds in times(story(kind, machine, folder / f"{turn}{machine}{kind}")).items():
-                    found.setdefault((machine, kind, what), []).append(seconds)
+    runs = itertools.product(range(options.runs), options.contestants, ("transient", "persistent"))
+    for turn, machine, kind in runs:
+        for what, seconds in times(story(kind, machine, folder / f"{turn}{machine}{kind}")).items():
+            found.setdefault((machine, kind, what), []).append(seconds)
     for (machine, kind, what), values in found.items():
         results.add(f"{machine}: {kind}, first exit -> {what}", "s", values)
     return results

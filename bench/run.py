@@ -48,7 +48,9 @@ BENCHES = (
     Bench("timeouts", "timeouts.py", shared=False, quick_args=("--quick",)),
     Bench("nodes", "nodes.py"),
     Bench("store", "store.py"),
-    Bench("sim", "sim.py", args=("--contestants", "decisions,worlds")),  # the goodput table takes minutes and measures nothing of the machine
+    Bench(
+        "sim", "sim.py", args=("--contestants", "decisions,worlds")
+    ),  # the goodput table takes minutes and measures nothing of the machine
 )
 
 

@@ -60,7 +60,9 @@ STANDBY_DELAY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """The node's part of the configuration. `forward_signals`: numbers that are passed on to ranks; seconds elsewhere."""
+    """The node's part of the configuration. `forward_signals`: numbers that are passed on to ranks; seconds elsewhere. `tracker`: the script writes a file of rejected results, in
+    which there may be a word of a rank that failed nowhere: its peers left first, and it was ended.
+    """
 
     node_id: str
     generation: int
@@ -68,6 +70,7 @@ class NodeOptions:
     error_grace_s: float = 1.0
     survivor_grace_s: float = 0.0
     incarnation: str = ""
+    tracker: bool = False
 
 
 class NodeMachine:
@@ -276,8 +279,8 @@ class NodeMachine:
             return []
         self._reap_asked = True
         failed = [e.rank for e in self.report.exits.values() if e.failure]
-        self._errors_awaited = bool(failed)
-        ask: list[NodeAction] = [ReadErrors(self.cycle, failed)] if failed else []
+        self._errors_awaited = bool(failed) or self.options.tracker
+        ask: list[NodeAction] = [ReadErrors(self.cycle, failed)] if self._errors_awaited else []
         return [*ask, Reap(self.cycle)]
 
     def on_errors(self, event: ErrorsRead) -> list[NodeAction]:

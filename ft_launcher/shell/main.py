@@ -42,6 +42,7 @@ from ft_launcher.shell.writer import Writer
 from ft_launcher.state.run_folder import RunFolder, create_run_folder
 from monitors.attribution import attribute
 from monitors.learning import Learning
+from rerun.tracker import tracker_path
 
 FLUSH_S = 5.0
 REAP_S = 30.0
@@ -206,7 +207,12 @@ def _clearing(config: Config, environ: Mapping[str, str], devices: Devices, file
 async def _launch(config: Config, environ: Mapping[str, str], devices: Devices, presence: Presence, files: Files, tail: LogTail) -> int:
     forwarded = frozenset(config.forward_signals) - STOP_SIGNALS
     node = NodeOptions(
-        config.node_id, presence.generation, forwarded, survivor_grace_s=config.survivor_grace_s, incarnation=presence.incarnation
+        config.node_id,
+        presence.generation,
+        forwarded,
+        survivor_grace_s=config.survivor_grace_s,
+        incarnation=presence.incarnation,
+        tracker=tracker_path(config.command.args) is not None,
     )
     nursery = Nursery(_zygote_options(config, environ, files))
     tell = Tell(presence.progress, presence.samples, presence.suspicion)

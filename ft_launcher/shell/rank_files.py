@@ -37,12 +37,14 @@ class RankFiles:
         self._config = config
         self._files = files
         self._tracker = TrackerFile(tracker_path(config.command.args))
+        self._ranks: tuple[int, ...] = ()
 
     def plan(
         self, job: JobState, placement: Placement, pages: Mapping[int, int], sockets: Mapping[int, Mapping[str, str]]
     ) -> list[RankPlan]:
         """A cycle begins: what each rank of this node starts with. `pages`: descriptors of the section pages; `sockets`: further variables."""
         self._tracker.begin()
+        self._ranks = placement.ranks_on(self._config.node_id)
         return [
             RankPlan(
                 rank=rank,
@@ -52,7 +54,7 @@ class RankFiles:
                 page_fd=pages[rank],
                 stacks=self._files.stacks(job.cycle, rank),
             )
-            for rank in placement.ranks_on(self._config.node_id)
+            for rank in self._ranks
         ]
 
     def shown(self, cycle: int, ranks: Sequence[int]) -> dict[int, Path]:
@@ -67,7 +69,7 @@ class RankFiles:
         return self._files.folder.cycle_folder(cycle) / f"rank_{rank:05d}.error.json"
 
     def read_words(self, cycle: int, ranks: Sequence[int], answer: Words) -> None:
-        """Call `answer` once, in the loop and within ERRORS_WAIT_S, with what these ranks said of their end.
+        """Call `answer` once, in the loop and within ERRORS_WAIT_S, with what these ranks said of their end, and what the tracker file says of any of ours.
 
         On a thread of its own, for the writer's may be waiting for an fsync.
         """
@@ -82,7 +84,7 @@ class RankFiles:
 
         def read() -> None:
             found = {rank: read_error(self._error_file(cycle, rank), self.log(cycle, rank)) for rank in ranks}
-            reruns = self._tracker.findings(ranks)
+            reruns = self._tracker.findings(self._ranks)
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(once, {rank: error for rank, error in found.items() if error is not None}, reruns)
 

@@ -412,3 +412,17 @@ def test_a_second_stop_signal_ends_survivors_in_their_grace() -> None:
     assert node.machine.phase is NodePhase.STOPPING
     (kill,) = of(KillRanks, node.send(SignalArrived(15)))
     assert list(kill.ranks) == [1]
+
+
+def test_with_a_tracker_file_it_is_read_also_where_no_rank_failed() -> None:
+    """The rank whose result was rejected may have been ended before it left: its peers' exits came first."""
+    for tracker in (False, True):
+        node = NodeMachine(NodeOptions("n0", 0, tracker=tracker))
+        job = JobState("job", 0).but(phase=Phase.RUNNING, cycle=0, placement=Placement(("n0",), 1), master=HERE)
+        node.handle(0, ZygoteStarted())
+        node.handle(0, StandbyOpened(HERE))
+        node.handle(1, JobChanged(job, 1))
+        node.handle(1, RanksStarted(0))
+        node.handle(2, JobChanged(job.but(phase=Phase.ENDING), 2))
+        actions = node.handle(3, RankEnded(0, 0, None, 9, 5))
+        assert any(isinstance(a, ReadErrors) for a in actions) is tracker
