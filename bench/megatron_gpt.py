@@ -37,7 +37,7 @@ SMALL = {
 
 def measure(options: Options, folder: Path) -> Results:
     """All contestants in turn."""
-    results = Results("megatron")
+    results = Results("megatron_gpt")
     arguments = [str(part) for pair in {**SIZES, **SMALL}.items() for part in pair]
     plan = Plan(SCRIPTS / "stamped.py", (str(TRAIN), *arguments), tp=2, pp=2, preload="torch,megatron.core")
     # Three kills a job: starting one of these takes longer than most recoveries.

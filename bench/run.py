@@ -38,7 +38,7 @@ class Bench:
 # A new benchmark takes its place here: a file beside this one whose main is `_common.figures.run(options, measure)`, or any that ends with a line of JSON with its `checks`.
 BENCHES = (
     Bench("recovery", "recovery.py"),
-    Bench("megatron", "megatron_gpt.py", args=("--contestants", "ft-launch,torchrun,NVRx")),
+    Bench("megatron_gpt", "megatron_gpt.py", args=("--contestants", "ft-launch,torchrun,NVRx")),
     Bench("start", "start.py"),
     Bench("sections", "sections.py"),
     Bench("section_cost", "section_cost.py", shared=False, quick_args=("--batches", "5")),
