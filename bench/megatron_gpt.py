@@ -40,8 +40,8 @@ def measure(options: Options, folder: Path) -> Results:
     results = Results("megatron_gpt")
     arguments = [str(part) for pair in {**SIZES, **SMALL}.items() for part in pair]
     plan = Plan(SCRIPTS / "stamped.py", (str(TRAIN), *arguments), tp=2, pp=2, preload="torch,megatron.core")
-    # Three kills a job: starting one of these takes longer than most recoveries.
-    medians = report(results, alternate(options.contestants, plan, folder, options.runs, dict.fromkeys(EVERYONE, 3)))
+    # Several kills a job, for starting one of these takes longer than most recoveries; but two: nothing is saved here, so a third in a row without progress would meet ft-launch's backoff.
+    medians = report(results, alternate(options.contestants, plan, folder, options.runs, dict.fromkeys(EVERYONE, 2)))
     for name in (TORCHRUN, NVRX):
         results.check_ratio(f"Megatron TP2 x PP2 recovery, ft-launch / {name}", medians.get(FT), medians.get(name), 1 / 15)
     return results
