@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 DEFAULT_SAVE_INTERVAL = 20
@@ -17,7 +18,9 @@ KINDS = ("transient", "persistent", "application")
 DIAGNOSTICS = ("correct_result", "transient_error", "persistent_error")
 
 # Everything that training imports beyond the standard library: with `ft-launch --preload` of these a rank imports nothing of weight itself.
-PRELOAD = "torch,megatron.core,megatron.core.models.gpt.gpt_layer_specs,megatron.core.dist_checkpointing.strategies.torch,torch.utils.serialization.config,psutil"
+PRELOAD = "torch,megatron.core,megatron.core.models.gpt.gpt_layer_specs,megatron.core.dist_checkpointing.strategies.torch,torch.utils.serialization.config"
+if find_spec("psutil"):  # torch's checkpoints use it where it is installed
+    PRELOAD += ",psutil"
 
 
 def parser() -> argparse.ArgumentParser:
