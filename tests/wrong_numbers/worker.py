@@ -83,6 +83,7 @@ def follow_the_others():
         return
     time.sleep(CONF.get("late", 0) * RANK)
     if CONF.get("dying") == RANK:
+        time.sleep(1.0)  # the one that decides has left by then: as when an agent ends what is left
         os.kill(os.getpid(), 15)
     sys.exit(int(LEAVE.read_text()))
 
