@@ -27,7 +27,10 @@ def leave(*steps):
         return
     for step in steps:
         if step == 'setsid': os.setsid()
-        if step == 'fork' and os.fork(): os._exit(0)
+        if step == 'fork':
+            middle = os.getpid()
+            if os.fork(): os._exit(0)
+            while os.getppid() == middle: time.sleep(0.001)  # it is gone before anybody counts
         if step == 'ignore': [signal.signal(s, signal.SIG_IGN) for s in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)]
         if step == 'subreap':
             import ctypes; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
