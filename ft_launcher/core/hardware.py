@@ -77,7 +77,8 @@ def quarantined_slots(ledger: Ledger, devices: Devices, node: str, nproc: int) -
 
 def exclusions(ledger: Ledger, held: Iterable[str] = ()) -> tuple[dict[str, Any], ...]:
     """The devices that a scheduler should keep this job off: those in quarantine, and `held` ones under suspicion."""
-    wanted = [device for device, record in ledger.items() if record.quarantined or device in set(held)]
+    also = set(held)
+    wanted = [device for device, record in ledger.items() if record.quarantined or device in also]
     return tuple({"node": ledger[d].node, "slot": ledger[d].slot, "device": d, "why": ledger[d].why} for d in wanted)
 
 

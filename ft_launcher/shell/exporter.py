@@ -37,10 +37,6 @@ def _finite(seconds: float) -> float | None:
     return seconds if math.isfinite(seconds) else None
 
 
-def _coords(text: str) -> dict[str, int]:
-    return {name: int(value) for name, _, value in (part.partition("=") for part in text.split(","))}
-
-
 class Exporter:
     """One run's document. Only the controller's agent has one."""
 
@@ -164,7 +160,7 @@ class Exporter:
         found = decision.culprit
         culprit = None
         if found is not None:
-            culprit = doc.Culprit(found["rank"], _coords(found["coords"]), found["node"], found["slot"], found["why"])
+            culprit = doc.Culprit(found["rank"], doc.coords_of(found["coords"]), found["node"], found["slot"], found["why"])
         iterations = [r["iteration"] for r in decision.ranks.values() if r["iteration"] is not None]
         self._cycles[decision.cycle] = replace(
             known,

@@ -21,16 +21,11 @@ from ft_launcher.shell.exporter import Exporter
 from ft_launcher.shell.journal import Journal
 from ft_launcher.shell.stack_files import IncidentWithStacks, StackFiles, remove_empty
 from ft_launcher.shell.writer import Keep, Writer
-from ft_launcher.state.document import Culprit
+from ft_launcher.state.document import Culprit, coords_of
 from ft_launcher.state.run_folder import RunFolder
 from monitors.timeouts import Timeout
 
 AFTERWARDS_S = 0.5
-
-
-def coords_of(text: str) -> dict[str, int]:
-    """`tp=1,cp=0,dp=3,pp=0` as a mapping."""
-    return {name: int(value) for name, _, value in (part.partition("=") for part in text.split(","))}
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,11 @@ class SectionTimeout:
     distribution: Mapping[str, Any] | None = None
 
 
+def coords_of(text: str) -> dict[str, int]:
+    """`tp=1,cp=0,dp=3,pp=0` as a mapping."""
+    return {name: int(value) for name, _, value in (part.partition("=") for part in text.split(","))}
+
+
 def empty() -> Document:
     """A document without a run: what is loaded where a foreign file holds timeouts and nothing of ours exists."""
     return {
