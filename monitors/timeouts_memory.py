@@ -170,6 +170,10 @@ class Peaks:
         return peaks
 
 
+ROUNDING = 1e-9
+"""A share of a count that is a whole number but for its last bits is that number."""
+
+
 class LogHistogram:
     """Counts in buckets of equal width on a logarithmic scale: bucket i is [low * 10**(i / per_decade), ...); what is below `low` is in the first, above the last in
     the last. With `half_at`, all counts are halved whenever they sum up to it: old ones fade."""
@@ -204,8 +208,8 @@ class LogHistogram:
         above = 0.0
         for index in sorted(self._counts, reverse=True):
             count = self._counts[index]
-            while len(found) < len(shares) and above + count >= shares[len(found)] * self.total:
-                found.append(self.bound(index + 1 - (shares[len(found)] * self.total - above) / count))
+            while len(found) < len(shares) and above + count >= (wanted := shares[len(found)] * self.total) - ROUNDING:
+                found.append(self.bound(index + 1 - min(1.0, (wanted - above) / count)))
             above += count
         return found + [self.bound(min(self._counts, default=0)) if self._counts else 0.0] * (len(shares) - len(found))
 

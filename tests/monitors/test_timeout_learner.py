@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ft_launcher.errors import ConfigError
@@ -352,6 +352,7 @@ def test_recent_is_the_sorted_end_of_the_list(durations: list[float], nth: int) 
 
 
 @given(st.lists(st.floats(0.2, 1000), min_size=1, max_size=300), st.floats(0.001, 0.999))
+@example([1.0, 1.0, 1.0, 1.0, 2.0], 0.20000000000000004)
 def test_quantiles_of_the_histogram_are_within_a_bucket(values: list[float], share: float) -> None:
     histogram = LogHistogram(0.1, 5, 48)
     for value in values:
