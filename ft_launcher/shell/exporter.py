@@ -50,6 +50,8 @@ class Exporter:
         self._iteration: int | None = None
         self._exported_at_s = 0.0
         self._refused = 0
+        self._client_known = False
+        self._restarted = (-1, 0.0)
         self._timer: asyncio.TimerHandle | None = None
         self._generation = folder.generation
         loaded = self._file.load()
@@ -135,6 +137,7 @@ class Exporter:
             position |= {"outcome": verdict.outcome.value, "exit_code": verdict.exit_code}
         self.document = doc.at_position(self.document, now, **position)
         self._count(job)
+        self._client_known = job.budgets.client_known
         self.document = exported(self.document, self._ledger, job, now, self._config.quarantine_days)
         self._ledger = job.hardware
         if job.phase is Phase.RUNNING and job.cycle not in self._cycles:
@@ -162,6 +165,8 @@ class Exporter:
         if found is not None:
             culprit = doc.Culprit(found["rank"], doc.coords_of(found["coords"]), found["node"], found["slot"], found["why"])
         iterations = [r["iteration"] for r in decision.ranks.values() if r["iteration"] is not None]
+        if known.recovery_s is None and decision.cause == "finished" and self._restarted[0] == decision.cycle:
+            known = replace(known, recovery_s=round(self._restarted[1], 4))  # it was over before its first steps were seen
         self._cycles[decision.cycle] = replace(
             known,
             end=utc_now(),
@@ -188,6 +193,9 @@ class Exporter:
         """How long the outage before this cycle lasted."""
         known = self._cycles.get(recovery.cycle)
         if known is None:
+            return
+        if not recovery.complete and self._client_known:
+            self._restarted = (recovery.cycle, recovery.seconds)  # the first steps are still to come
             return
         start = recovery.iteration if recovery.complete else known.iteration_start
         self._cycles[recovery.cycle] = replace(known, recovery_s=round(recovery.seconds, 4), iteration_start=start)

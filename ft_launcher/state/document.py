@@ -58,8 +58,8 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True)
 class CycleRecord:
-    """One attempt of the whole job. `end` and what follows from it are None while it runs; `recovery_s`: fault to all ranks started
-    again.
+    """One attempt of the whole job. `end` and what follows from it are None while it runs; `recovery_s`: fault to the first step
+    of all ranks (of a script that tells of no steps: to the start of all); None also where the cycle ended before that.
     """
 
     n: int

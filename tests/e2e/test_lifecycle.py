@@ -255,6 +255,16 @@ def test_ft_state_tells_the_story(launch: Launcher) -> None:
     assert state["budgets"]["restarts"] == {"used": 1, "limit": 3}
 
 
+def test_a_cycle_that_ends_before_its_first_steps_has_not_recovered(launch: Launcher) -> None:
+    """All its ranks were there, but dashboards must not take that for training."""
+    plan = [{"rank": 2, "cycle": 0, "at": 5, "do": "signal", "value": 9}, {"rank": 2, "cycle": 1, "after": 0, "do": "exit", "value": 3}]
+    job = launch(resume=True, plan=plan)
+    assert job.wait() == 0, job.said()
+    assert len(list(job.events("restarted"))) == 2, "both times all ranks were started"
+    cycles = json.loads((job.folder / "ft_logs" / "ft_state.json").read_text())["cycles"]
+    assert [c["recovery_s"] is None for c in cycles] == [True, True, False]
+
+
 def test_two_launches_side_by_side_do_not_meet(launch: Launcher) -> None:
     one, two = launch(steps=50), launch(steps=50, plan=[{"rank": 0, "cycle": 0, "at": 10, "do": "signal", "value": 9}], resume=False)
     assert one.wait() == 0
