@@ -73,3 +73,11 @@ class Tab:
         """Waits until an element says something."""
         said = "([s, t]) => document.querySelector(s)?.innerText.includes(t)"
         self.page.wait_for_function(said, arg=[selector, part])
+
+    def wait_true(self, expression: str) -> None:
+        """Waits until an expression is true: what a click or a key causes (toggle, close, hashchange) the page may hear of in a later task than the click."""
+        self.page.wait_for_function(f"() => ({expression})")
+
+    def wait_count(self, selector: str, count: int) -> None:
+        """Waits until so many elements are there."""
+        self.page.wait_for_function("([s, n]) => document.querySelectorAll(s).length === n", arg=[selector, count])

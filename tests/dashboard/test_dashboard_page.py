@@ -135,7 +135,7 @@ def test_the_keyboard_walks_the_topology(opened: Open, story: str) -> None:
     ]
     for key, rank in steps:
         tab.page.keyboard.press(key)
-        assert tab.text("#rank-detail h3") == f"Rank {rank}", key
+        tab.wait_text("#rank-detail h3", f"Rank {rank}")
     assert "node000 slot 5" in tab.text("#rank-detail")
     assert "✕ culprit" in tab.text("#rank-detail")
     assert tab.page.get_attribute("#rank-detail", "aria-live") == "polite"
@@ -171,10 +171,10 @@ def test_everything_has_a_name_for_a_screen_reader(opened: Open, story: str) -> 
 def test_the_table_says_the_same(opened: Open, story: str) -> None:
     tab = opened(story).shown()
     tab.page.click("#table-box summary")
-    assert tab.page.locator("#rank-table tbody tr").count() == 8
+    tab.wait_count("#rank-table tbody tr", 8)
     assert tab.text("#rank-table tbody tr:nth-child(6)").split() == ["5", "running", "1", "0", "1", "0", "node000", "slot", "5"]
     tab.page.select_option("#table-filter", "odd")
-    assert tab.text("#table-count") == "0 of 8"
+    tab.wait_text("#table-count", "0 of 8")
 
 
 def test_an_incident_opens_with_its_stacks_grouped(opened: Open, story: str) -> None:
@@ -187,8 +187,8 @@ def test_an_incident_opens_with_its_stacks_grouped(opened: Open, story: str) -> 
         assert part in said, part
     assert tab.page.locator("#incident .group.odd").count() == 1
     tab.page.keyboard.press("Escape")
-    assert not tab.page.evaluate("document.querySelector('#incident').open")
-    assert "#" not in tab.page.url
+    tab.wait_true("!document.querySelector('#incident').open")
+    tab.wait_true("!location.href.includes('#')")
     linked = opened(story, anchor="#incident-1").shown()
     linked.wait_text("#incident", "No rank dumped its stacks.")
 
@@ -260,12 +260,12 @@ def test_ten_thousand_ranks(opened: Open, tmp_path: Path) -> None:
         print(f"one drawing of 10,000 ranks: {took_ms:.1f} ms")
         tab.page.focus("#grid")
         tab.page.keyboard.press("End")
-        assert tab.text("#rank-detail h3") == "Rank 9999"
+        tab.wait_text("#rank-detail h3", "Rank 9999")
         standing(run, 5234)
         tab.wait_text("#legend", "hung 65")
         tab.page.click("#table-box summary")
         tab.page.select_option("#table-filter", "hung")
-        assert tab.page.locator("#rank-table tbody tr").count() == 65
+        tab.wait_count("#rank-table tbody tr", 65)
         assert opened(url, width=390, height=844).shown().page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
