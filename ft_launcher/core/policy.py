@@ -17,6 +17,7 @@ from ft_launcher.core.state import Budgets, Culprit, Outcome, Verdict
 from ft_launcher.core.verdict_policy import found_meanwhile, result_rejected
 
 DRAINED = "node drain"
+_FENCE_LOST = re.compile(r"^\W*([\w.]+\.)?FenceLost\b")
 
 _BAD_START = re.compile(
     r"^\W*(ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError|FileNotFoundError)\b|can't open file|No module named"
@@ -162,6 +163,19 @@ def bad_start(evidence: Evidence, budgets: Budgets) -> Decision | None:
     return Decision(Do.STOP, 8, "bad start", reason, budgets, verdict, culprit)
 
 
+def superseded(evidence: Evidence, budgets: Budgets) -> Decision | None:
+    """Rule 8b: the checkpoint folder's fence went to somebody else while this cycle was the newest of this job. Then another job writes there, and restarting would take the folder
+    back from it, and so on in turn until one of the two is out of restarts.
+    """
+    found = _failure(evidence)
+    if found is None or not _FENCE_LOST.search(found[0].exit.stamp or (found[0].exit.error.message if found[0].exit.error else "")):
+        return None
+    first, said, culprit = found
+    reason = f"{said}; another job has taken the checkpoint folder: restarting would take it back, so this one ends"
+    verdict = Verdict(Outcome.FAILED, exit_code_of(first.exit), reason, first_cause(evidence, first, "superseded", culprit))
+    return Decision(Do.STOP, 8, "superseded", reason, budgets, verdict, culprit)
+
+
 def _charged(evidence: Evidence, budgets: Budgets, cause: str, rule: int, found: tuple[Failure | None, str, Culprit | None]) -> Decision:
     """Restart in place, or stop when `--max-restarts` is used up."""
     failure, said, culprit = found
@@ -238,6 +252,7 @@ RULES: tuple[Rule, ...] = (
     platform,
     no_progress,
     bad_start,
+    superseded,
     hang,
     crash,
 )

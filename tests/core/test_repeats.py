@@ -91,3 +91,28 @@ def test_a_healthy_stretch_gives_a_restart_back() -> None:
     job.tick(250)
     crash(job, 0, iteration=50)
     assert job.state.budgets.restarts == 2, "time without progress is no healthy stretch"
+
+
+def test_a_lost_fence_in_the_newest_cycle_is_another_job_and_no_reason_to_restart() -> None:
+    job = cluster()
+    job.exit(
+        "n0",
+        0,
+        code=1,
+        stamp="monitors.fence.FenceLost: /ckpt: fence 3 is superseded by fence 4: a newer cycle owns this folder, commit nothing and end",
+    )
+    for name in ("n0", "n1"):
+        job.clear(name, iteration=5, client=True)
+    verdict = job.state.verdict
+    assert verdict is not None
+    assert verdict.exit_code == 1
+    assert "another job has taken the checkpoint folder" in verdict.reason
+    assert job.state.budgets.restarts == 0
+
+
+def test_a_sentence_that_only_mentions_a_fence_is_a_crash() -> None:
+    job = cluster()
+    job.exit("n0", 0, code=1, stamp="ValueError: no FenceLost here")
+    for name in ("n0", "n1"):
+        job.clear(name, iteration=5, client=True)
+    assert job.state.phase is Phase.RUNNING
