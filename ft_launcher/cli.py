@@ -201,7 +201,7 @@ def _word(word: str, args: list[str], flags: torchrun.Flags, ctx: click.Context)
 
 
 def _drain(params: dict[str, str | None], flags: torchrun.Flags, config_file: str | None) -> int:
-    from ft_launcher.edge.preflight import check_store_files
+    from ft_launcher.edge.preflight import check_store
     from ft_launcher.edge.resolve import resolve_drain
 
     for name in ("store", "run-id"):
@@ -209,7 +209,7 @@ def _drain(params: dict[str, str | None], flags: torchrun.Flags, config_file: st
             flags.setdefault(name, []).append(Setting(text, "flag", f"--{name}"))
     reader, _ = _reader(flags, config_file)
     options = resolve_drain(reader, str(params["node"]), _machine(None))
-    check_store_files(options.store)
+    check_store(options.store)
     return words.drain(options)
 
 

@@ -29,7 +29,7 @@ def check(config: Config, keep_disk: bool) -> None:
     """All checks, cheap ones first. With `keep_disk` (a dry run) nothing is created, not even for a moment. Raises ConfigError."""
     check_packages()
     check_command(config.command)
-    check_store_files(config.store)
+    check_store(config.store)
     check_port(config.node_addr)
     check_file_places(config)
     if keep_disk:
@@ -113,8 +113,17 @@ def _check_script(script: str) -> None:
         raise ConfigError(f"script {show(script)} {problem}")
 
 
-def check_store_files(store: StoreOptions) -> None:
-    """That the TLS files of the store can be read."""
+ETCD_PACKAGES = {"etcd3": "etcd3", "grpc": "grpcio", "google.protobuf": "protobuf"}
+"""What the etcd client imports, and what it is called where packages come from."""
+
+
+def check_store(store: StoreOptions, there: Callable[[str], bool] | None = None) -> None:
+    """That the store's client is installed and its TLS files can be read. `there`: whether a module can be imported."""
+    missing = [package for module, package in ETCD_PACKAGES.items() if store.kind == "etcd" and not (there or importable)(module)]
+    if missing:
+        raise ConfigError(
+            f"--store etcd://...: needs the package{'s' if len(missing) > 1 else ''} {', '.join(missing)}: pip install 'ft-launcher[etcd]'"
+        )
     for name, path in (("ca", store.ca), ("cert", store.cert), ("key", store.key)):
         if path is None:
             continue

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ft_launcher.config import StoreOptions
 from ft_launcher.edge import preflight
 from ft_launcher.errors import ConfigError
 
@@ -157,3 +158,13 @@ def test_looking_for_a_module_imports_nothing(tmp_path: Path) -> None:
     assert preflight.importable("json")
     assert not preflight.importable("no_such_module_anywhere", str(tmp_path))
     assert preflight.importable("__main__")
+
+
+def test_etcd_without_its_client_is_one_line_that_says_what_to_install() -> None:
+    etcd = StoreOptions(kind="etcd", endpoints=(("h", 1),))
+    preflight.check_store(etcd, lambda module: True)
+    preflight.check_store(StoreOptions(), lambda module: False)
+    with pytest.raises(ConfigError, match=r"needs the packages etcd3, grpcio, protobuf: pip install 'ft-launcher\[etcd\]'"):
+        preflight.check_store(etcd, lambda module: False)
+    with pytest.raises(ConfigError, match="needs the package grpcio:"):
+        preflight.check_store(etcd, lambda module: module != "grpc")
