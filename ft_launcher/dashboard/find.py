@@ -72,13 +72,13 @@ def expected_path(given: Path) -> Path:
         return state_path(given)
     except ConfigError:
         if _is_dir(given):
-            return (given.parent if parse_folder_name(given.resolve().name) else given) / STATE_NAME
+            return (given.parent if parse_folder_name(given.resolve().name) and _exists(given.parent / STATE_NAME) else given) / STATE_NAME
         return given
 
 
 def run_folder(given: Path, path: Path, document: Document) -> Path | None:
     """The folder of the launch: the one that was named, else the state's own beside it or where the state says."""
-    if _is_dir(given) and parse_folder_name(given.resolve().name):
+    if _is_dir(given) and parse_folder_name(given.resolve().name) and not _exists(given / STATE_NAME):  # a log-dir may be called so, too
         return given
     launch = _launch(document)
     if launch is None:

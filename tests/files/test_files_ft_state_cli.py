@@ -65,6 +65,14 @@ def test_show_says_everything_and_every_way_to_name_it_gives_the_same(log_dir: P
     assert max(len(line) for line in text.splitlines()) <= 140
 
 
+def test_a_log_dir_that_is_called_like_a_run_folder_is_a_log_dir(log_dir: Path) -> None:
+    named = log_dir.rename(log_dir.with_name("logs-v1.2"))
+    result = ft_state("show", named)
+    assert result.returncode == 0
+    assert "Incidents (last 1 of 1)" in result.stdout
+    assert "incidents and verdict are of" not in result.stderr
+
+
 def test_text_in_the_file_cannot_drive_the_terminal(log_dir: Path) -> None:
     text = ft_state("show", log_dir).stdout
     assert "\x1b" not in text
