@@ -23,7 +23,7 @@ from ft_launcher.core.hardware import (
 )
 from ft_launcher.core.rerun_policy import device_at, rerun_elsewhere
 from ft_launcher.core.rerun_report import RerunStatus
-from ft_launcher.core.state import Budgets, Outcome, Verdict
+from ft_launcher.core.state import Budgets, Culprit, Outcome, Verdict
 
 TRANSIENT, PERSISTENT = "transient", "persistent"
 
@@ -110,10 +110,17 @@ def _at_fault(evidence: Evidence, failure: Failure, budgets: Budgets, ranks: lis
             ledger,
         )
     replaced, how = _without_quarantined(evidence, ledger)
-    culprit = evidence.culprit(ranks[0], said[0])
+    culprit = _responsible(evidence, ledger, ranks[0], said[0])
     change = RerunChange(ledger, None, verdict)
     do = Do.REPLACE if replaced else Do.RESTART
     return Decision(do, 4, f"{verdict} fault", f"{reason}; {how}", used, culprit=culprit, replaced=replaced, rerun=change)
+
+
+def _responsible(evidence: Evidence, ledger: Ledger, rank: int, why: str) -> Culprit:
+    """The rank, at the device that spoiled its result: not where that was found out."""
+    found = evidence.culprit(rank, why)
+    spoiled = [record for device, record in ledger.items() if record.rank == rank and record != evidence.state.hardware.get(device)]
+    return replace(found, node=spoiled[0].node, slot=spoiled[0].slot) if spoiled else found
 
 
 def _persistent(evidence: Evidence, ledger: Ledger, rank: int) -> tuple[Ledger, str]:

@@ -67,6 +67,9 @@ def test_persistent_fault_quarantines_the_first_device_and_the_job_goes_on_where
     before = restarted(job)
     leave(job, 17, (3, S.SECOND_RERUN_NOT_REPRODUCIBLE))
     assert restarted(job) == before
+    culprit = job.decisions()[-1].culprit
+    assert culprit is not None
+    assert (culprit["rank"], culprit["node"], culprit["slot"]) == (3, "n1", 1), "the device at fault, not the one that showed it"
     assert job.state.hardware["n1/1"].quarantined
     assert [d for d, r in job.state.hardware.items() if r.quarantined] == ["n1/1"]
     assert job.state.rerun_verdict == "persistent"
