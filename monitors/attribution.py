@@ -81,8 +81,13 @@ def alone(scene: Scene) -> Blame | None:
 
 
 def _left(scene: Scene) -> str:
-    said = [(len(scene.moving), "go on"), (len(scene.gone), "have left with exit 0"), (len(scene.broken), "have failed")]
-    return ", ".join(f"{count} other rank{'s' if count > 1 else ''} {what}" for count, what in said if count) or "no other rank is left"
+    counted = [
+        (len(scene.moving), "goes on", "go on"),
+        (len(scene.gone), "has left with exit 0", "have left with exit 0"),
+        (len(scene.broken), "has failed", "have failed"),
+    ]
+    said = [f"{count} other ranks {many}" if count > 1 else f"1 other rank {one}" for count, one, many in counted if count]
+    return ", ".join(said) or "no other rank is left"
 
 
 def not_waiting(scene: Scene) -> Blame | None:
