@@ -291,16 +291,18 @@ class JobMachine(Drains, Overrules):
         self.roster.arrivals.clear()
         why = f": {self.state.restart_reason}" if self.state.restart_reason else ""
         said = [Say(f"cycle {cycle} starts{why}{successors(former, placement)}")]
-        barred = (
-            [n for n in placement.nodes if self.roster.quarantined(n, self.state)]
-            if former is None or former.nodes != placement.nodes
-            else []
-        )
-        if barred:
-            said.append(
-                Say(f"node {', '.join(barred)} holds ranks although a device there is in quarantine: there is no other hardware", "warning")
-            )
+        if former is None or former.nodes != placement.nodes:
+            said += self._last_resorts(placement)
         return [Commit(self.state), *said]
+
+    def _last_resorts(self, placement: Placement) -> list[Say]:
+        """Nodes that were taken although a device there is in quarantine."""
+        barred = {node: sorted(self.roster.quarantined(node, self.state)) for node in placement.nodes}
+        named = ", ".join(f"{node} (slot {', '.join(map(str, slots))})" for node, slots in barred.items() if slots)
+        if not named:
+            return []
+        how = "ft-state show says why and until when; quarantine_until null in ft_state.json, while no job runs, lifts it"
+        return [Say(f"node {named} holds ranks although a device there is in quarantine: there is no other hardware; {how}", "warning")]
 
     def _give_up_if_hopeless(self) -> list[JobAction]:
         """Where no further node can ever appear, a hole is the end."""

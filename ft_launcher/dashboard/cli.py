@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from ft_launcher.dashboard.find import Seen, see, state_path
+from ft_launcher.dashboard.heard import silence
 from ft_launcher.dashboard.show import plain, tables
 from ft_launcher.errors import ConfigError
 from ft_launcher.state.reading import BadJsonError, parse, read_bytes
@@ -169,7 +170,8 @@ class _Page(io.StringIO):
 
 
 def _print(seen: Seen) -> None:
-    _print_all(tables(seen))
+    over = seen.verdict is not None or (seen.document["run"] or {}).get("outcome") is not None
+    _print_all(tables(seen, silence(seen.document, over, time.time())))
 
 
 def _print_all(renderables: Iterable[RenderableType]) -> None:

@@ -21,10 +21,10 @@ CYCLES_SHOWN = 20
 _TEXT_SHOWN = 400
 
 
-def tables(seen: Seen) -> Iterable[RenderableType]:
-    """All that is known, most important first."""
+def tables(seen: Seen, silent: str | None = None) -> Iterable[RenderableType]:
+    """All that is known, most important first. `silent`: what is to be said of a launcher that is not heard of."""
     document = seen.document
-    yield _run(seen)
+    yield _run(seen, silent)
     if document["sections"] or document["current_timeouts"]:
         yield _timeouts(document)
     if document["cycles"]:
@@ -75,7 +75,7 @@ def seconds(value: object) -> str:
     return f"{value * 1000:.0f} ms" if 0 < abs(value) < 1 else f"{value:.1f} s" if abs(value) < 100 else f"{value:.0f} s"
 
 
-def _run(seen: Seen) -> Table:
+def _run(seen: Seen, silent: str | None) -> Table:
     run: dict[str, Any] = seen.document["run"] or {}
     table = Table(title=Text("Run"), title_justify="left", box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
@@ -92,6 +92,7 @@ def _run(seen: Seen) -> Table:
         ("script", plain(script)),
         ("topology", f"{coords(run.get('topology'))}: {size}"),
         ("now", where),
+        *([("but", plain(silent))] if silent else []),
         ("as of", f"{plain(run.get('written'))} in {plain(str(seen.path))}"),
         ("files", plain(str(seen.run_folder)) if seen.run_folder else "the run's folder is not here: no incidents, no verdict"),
         *_outcome(seen, run),

@@ -16,10 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ft_launcher.dashboard.api import counts
+from ft_launcher.dashboard.heard import silence
 from ft_launcher.dashboard.moment import Latest
 from ft_launcher.dashboard.show import culprit, plain, seconds, tables
 from ft_launcher.dashboard.source import Snapshot, Source
 from ft_launcher.shell.journal import utc_now
+from ft_launcher.state.document import empty
 
 STANDING_SHOWN = 5
 _STYLE = {
@@ -49,13 +51,14 @@ def live(source: Source, every_s: float) -> None:
 
 
 def _follow(source: Source, every_s: float, screen: Live) -> None:
-    drawn: tuple[Snapshot, object] | None = None
+    drawn: tuple[Snapshot, object, str | None] | None = None
     while True:
         snapshot, size = source.look(), screen.console.size
-        if drawn is None or drawn[0] is not snapshot or drawn[1] != size:
+        silent = _silent(snapshot)
+        if drawn is None or drawn[0] is not snapshot or drawn[1:] != (size, silent):
             head = Text(f"{plain(str(snapshot.path))}, changed {utc_now()} (Ctrl-C ends)", style="dim")
             screen.update(Group(head, *(part for table in rendered(snapshot) for part in ("", table))), refresh=True)
-            drawn = (snapshot, size)
+            drawn = (snapshot, size, silent)
         time.sleep(every_s)
 
 
@@ -79,8 +82,14 @@ def summary(snapshot: Snapshot) -> str:
     moment = snapshot.moment
     where = f"{plain(run.get('id'))}: cycle {moment.cycle} {plain(moment.phase)}, iteration {plain(run.get('iteration'))}; {_ranks_text(snapshot)}"
     latest = f"; last incident: {_latest_text(snapshot.latest)}" if snapshot.latest is not None else ""
+    silent = _silent(snapshot)
     ended = f"; {plain(moment.outcome)}, exit code {plain(moment.exit_code)}" if moment.outcome is not None else ""
-    return where + latest + ended + (f"; {plain(snapshot.notes[0])}" if snapshot.notes else "")
+    notes = [plain(note) for note in (silent, *snapshot.notes[:1]) if note]
+    return "; ".join([where + latest + ended, *notes])
+
+
+def _silent(snapshot: Snapshot) -> str | None:
+    return silence(snapshot.document or empty(), snapshot.moment.outcome is not None, time.time())
 
 
 def _now(snapshot: Snapshot) -> Table:
@@ -89,7 +98,9 @@ def _now(snapshot: Snapshot) -> Table:
     table.add_column(overflow="fold")
     for note in snapshot.notes:
         table.add_row(Text("note"), Text(plain(note), style="yellow"))
-    moment = snapshot.moment
+    moment, silent = snapshot.moment, _silent(snapshot)
+    if silent is not None:
+        table.add_row(Text("note"), Text(plain(silent), style="yellow"))
     table.add_row(Text("phase"), Text(f"{plain(moment.phase)}, cycle {moment.cycle}: {plain(moment.reason)}"))
     table.add_row(Text("ranks"), _ranks(snapshot))
     for rank, found in sorted(snapshot.findings.items(), key=lambda pair: (pair[1].kind != "hung", pair[0]))[:STANDING_SHOWN]:

@@ -63,6 +63,10 @@ class Record(Protocol):
         """How many nodes could take another's place."""
         ...
 
+    def alive(self) -> None:
+        """Every few seconds: this controller is there."""
+        ...
+
     def flush(self) -> None:
         """Write now what was postponed."""
         ...
@@ -209,21 +213,22 @@ class Controller:
             if prefix == keys.nodes:
                 self._look_for_missing(known, {entry.key for entry in listing.entries})
         self._watching.append(asyncio.create_task(self._watch_office()))
-        self._say_who_is_missing()
+        self._now_and_then()
 
     def _holds_ranks(self, prefix: str, key: str) -> bool:
         """Those without ranks are heard first: who takes a hole, and whether anybody can, must not be decided before all spares are known."""
         placement = self._require_machine().state.placement
         return placement is not None and key.removeprefix(prefix) in placement
 
-    def _say_who_is_missing(self) -> None:
-        """Every few seconds while nothing can start; the same words again only once a minute; quiet otherwise."""
+    def _now_and_then(self) -> None:
+        """Who is missing, while nothing can start (the same words again only once a minute; quiet otherwise); and that somebody governs."""
         now = asyncio.get_running_loop().time()
         waiting = self._require_machine().waiting() if self._nag is not None else None
         if waiting is not None and (waiting != self._nagged[0] or now - self._nagged[1] >= SAME_NAG_S):
             self._nagged = (waiting, now)
             self._record.say(Say(waiting))
-        self._nag = asyncio.get_running_loop().call_later(NAG_S, self._say_who_is_missing)
+        self._nag = asyncio.get_running_loop().call_later(NAG_S, self._now_and_then)
+        self._record.alive()
 
     async def _watch_office(self) -> None:
         """Who has lost the office ends as a controller even when it has nothing to write: its agent must listen to the successor."""

@@ -53,6 +53,7 @@ class Exporter:
         self._client_known = False
         self._restarted = (-1, 0.0)
         self._timer: asyncio.TimerHandle | None = None
+        self._stated_at_s = float("-inf")
         self._generation = folder.generation
         loaded = self._file.load()
         for note in loaded.notes:
@@ -135,7 +136,7 @@ class Exporter:
         position = {"cycle": max(job.cycle, 0), "phase": job.phase.value, "since": since, "revision": revision, "reason": job.reason}
         if verdict is not None:
             position |= {"outcome": verdict.outcome.value, "exit_code": verdict.exit_code}
-        self.document = doc.at_position(self.document, now, **position)
+        self._state(now, **position)
         self._count(job)
         self._client_known = job.budgets.client_known
         self.document = exported(self.document, self._ledger, job, now, self._config.quarantine_days)
@@ -180,13 +181,13 @@ class Exporter:
         self.document = doc.with_cycle(self.document, self._cycles[decision.cycle])
         if iterations:
             self._iteration = max(iterations)
-            self.document = doc.at_position(self.document, utc_now(), iteration=self._iteration)
+            self._state(utc_now(), iteration=self._iteration)
         self.save()
 
     def spares(self, count: int) -> None:
         """How many nodes could take another's place."""
         if (self.document["run"] or {}).get("spares") != count:
-            self.document = doc.at_position(self.document, utc_now(), spares=count)
+            self._state(utc_now(), spares=count)
             self.save()
 
     def recovered(self, recovery: RecordRecovery) -> None:
@@ -209,5 +210,15 @@ class Exporter:
         self._iteration = progress.iteration
         if now_s - self._exported_at_s >= PROGRESS_EVERY_S:
             self._exported_at_s = now_s
-            self.document = doc.at_position(self.document, utc_now(), iteration=progress.iteration)
+            self._state(utc_now(), iteration=progress.iteration)
             self.save()
+
+    def alive(self) -> None:
+        """Nothing has happened, and somebody is there who would have said so: readers can tell a quiet run from a launcher that is gone."""
+        if asyncio.get_running_loop().time() - self._stated_at_s >= doc.STATED_EVERY_S:
+            self._state(utc_now())
+            self.save()
+
+    def _state(self, now: str, **position: object) -> None:
+        self._stated_at_s = asyncio.get_running_loop().time()
+        self.document = doc.at_position(self.document, now, **position)

@@ -109,6 +109,10 @@ class RunRecord:
         """How many nodes could take another's place."""
         self._exporter.spares(count)
 
+    def alive(self) -> None:
+        """Every few seconds, for ft_state."""
+        self._exporter.alive()
+
     def flush(self) -> None:
         """Write now what was postponed."""
         while self._later:

@@ -23,6 +23,8 @@ KEEP_DEVICES = 4096
 KEEP_VERDICTS = 20
 KEEP_SECTIONS = 256
 TEXT_MAX_CHARS = 2000
+STATED_EVERY_S = 15.0
+"""A run that is not over states its position at least this often, also where nothing changes."""
 OWN_KEYS = ("schema", "run", "sections", "cycles", "dropped", "earlier_runs", "hardware", "budgets")
 
 Document = dict[str, Any]

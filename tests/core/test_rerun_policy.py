@@ -206,6 +206,15 @@ def test_a_new_generation_finds_the_first_device_in_what_the_last_one_left() -> 
     assert restarted(job).nodes == ("n0",)
 
 
+def test_a_node_that_is_taken_in_spite_of_a_quarantine_says_which_slot_and_how_to_lift_it() -> None:
+    job = Job(nodes=1, nproc=2)
+    job.machine.state = job.machine.state.but(hardware={"n0/1": DeviceRecord("n0", 1, suspicions=3, quarantined=True, rank=1)})
+    job.start()
+    assert job.state.phase is Phase.RUNNING
+    assert "node n0 (slot 1) holds ranks although a device there is in quarantine" in job.said()
+    assert "quarantine_until null" in job.said()
+
+
 def test_it_cannot_loop() -> None:
     job = cluster(1, nproc=2, max_reruns=4, quarantine_after=0)
     for _ in range(4):

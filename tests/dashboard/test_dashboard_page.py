@@ -295,6 +295,19 @@ def test_what_happens_is_drawn_without_a_reload(opened: Open, tmp_path: Path) ->
         tab.wait_text("#phase", "failed, exit 1")
 
 
+def test_a_launcher_that_is_not_heard_of_is_said(opened: Open, tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.start_cycle(iteration=0)
+    run.save()
+    with served(tmp_path) as url:
+        tab = opened(url).shown()
+        tab.wait_text("#link", "no word of the launcher for")
+        assert tab.page.get_attribute("#link", "data-link") == "wait"
+        run.conclude("finished", 0, "all ranks finished")
+        run.save()
+        tab.wait_text("#link", "the run is over")
+
+
 def test_a_server_that_is_gone_is_said(browser: Any, story: str) -> None:
     tab = Tab(browser, story).shown()
     tab.context.set_offline(True)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def test_into_a_pipe_each_change_is_one_line(tmp_path: Path) -> None:
     assert child.stdout is not None
     try:
         assert child.stdout.readline().endswith("no such file yet\n")
-        run = Run(tmp_path)
+        run = Run(tmp_path, now=datetime.now(UTC))
         run.start_cycle(iteration=0)
         run.save()
         said = ""

@@ -9,6 +9,7 @@ import { timeline } from "./timeline.js";
 import * as panels from "./panels.js";
 
 const EVERY_MS = 1000, BUSY_MS = 400, HIDDEN_MS = 10000, LOST_MS = 5000, PATIENCE_MS = 8000;
+const SILENT_S = 60; // a run that is not over states its position every 15 s
 const KEY = "ft-state-token";
 
 let tag = null, timer = null, doc = null, answeredAt = 0, skewMs = 0, failures = 0;
@@ -86,11 +87,13 @@ function show(next) {
 // How fresh what is shown is: the server's word, not the state file's; how old that is, is said beside it.
 function said() {
   const lost = failures > 0;
-  $("link").dataset.link = lost ? "lost" : doc && !doc.derived.up ? "wait" : "live";
+  const age = doc?.run && !doc.derived.outcome ? (Date.now() + skewMs - Date.parse(doc.run.written)) / 1000 : 0;
+  const silent = age > SILENT_S;
+  $("link").dataset.link = lost ? "lost" : (doc && !doc.derived.up) || silent ? "wait" : "live";
   if (lost) return ($("link-text").textContent = answeredAt ? `server not reached for ${lasting((Date.now() - answeredAt) / 1000)}` : "server not reached");
   if (!doc || !doc.derived.up) return ($("link-text").textContent = "no usable state file now");
-  const age = doc.run ? (Date.now() + skewMs - Date.parse(doc.run.written)) / 1000 : 0;
-  $("link-text").textContent = doc.derived.outcome ? "the run is over" : age > 5 ? `live; last word of the run ${lasting(age)} ago` : "live";
+  if (doc.derived.outcome) return ($("link-text").textContent = "the run is over");
+  $("link-text").textContent = silent ? `live; no word of the launcher for ${lasting(age)}: it is gone, its store is away, or it cannot write here` : "live";
 }
 
 function needToken() {
