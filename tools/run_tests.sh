@@ -21,7 +21,7 @@ serially=(-n "$workers" --dist loadfile)
 [ "${FT_TEST_SERIAL:-0}" = 1 ] && serially=()
 
 # Exit 5 is "no test selected": fine for one half, not for both.
-half "not serial" -n "$workers" "$@"
+half "not serial" -n "$workers" --dist worksteal "$@"
 parallel=$?
 half "serial and not alone" "${serially[@]}" "$@"
 serial=$?

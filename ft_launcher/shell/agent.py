@@ -50,6 +50,7 @@ from ft_launcher.shell.rank_files import RankFiles
 from ft_launcher.shell.record import Files
 from ft_launcher.shell.rejected_results import on_pages
 from ft_launcher.shell.reporter import Reporter
+from ft_launcher.shell.slips import Slips
 from ft_launcher.shell.standbys import Standbys
 from ft_launcher.shell.stop_request import StopRequest
 from ft_launcher.shell.store import Store
@@ -197,10 +198,12 @@ class Agent:
         await self._around.clearing.begin(lambda why: self.feed(NodeUnfit(self._machine.cycle, why)), next_cycle)
 
     async def _tell_samples(self) -> None:
-        """Once a second: how long this node's ranks took for what they did."""
-        while self._around.config.learn_timeouts:
+        """Once a second: how long this node's ranks took for what they did, and under which names."""
+        slips = Slips(self._around.config.timeouts.sections, self._warn)
+        while True:
             await asyncio.sleep(SAMPLES_EVERY_S)
-            if samples := self._watch.samples():
+            slips.look(self._watch.names_of(0))
+            if self._around.config.learn_timeouts and (samples := self._watch.samples()):
                 self._around.tell.samples(self._machine.cycle, samples)
 
     async def _follow_limits(self) -> None:

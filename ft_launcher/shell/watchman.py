@@ -173,6 +173,10 @@ class Watchman:
         """What every rank's page says now."""
         return {rank: watched.page.sample() for rank, watched in self._ranks.items()}
 
+    def names_of(self, rank: int) -> Collection[str]:
+        """The sections that this rank has ended so far; none where it is not of this node."""
+        return self._sample(rank, self._ranks[rank]).sections.keys() if rank in self._ranks else ()
+
     def close(self) -> None:
         """Stop looking and give the pages back."""
         if self._timer is not None:

@@ -68,6 +68,20 @@ def test_the_environment_of_a_rank(launch: Launcher, tmp_path: Path) -> None:
     assert len({port for _, port in ports}) == 2, "a fresh store for each cycle"
 
 
+def test_a_misspelt_section_is_said_once_by_one_rank(launch: Launcher, tmp_path: Path) -> None:
+    script = tmp_path / "slip.py"
+    script.write_text(
+        "import sys, time\nfrom pathlib import Path\nfrom monitors.client import attach\nmon = attach()\n"
+        "while not Path(sys.argv[1]).exists():\n    with mon.section('steps'):\n        time.sleep(0.05)\n"
+    )
+    enough = tmp_path / "enough"
+    job = launch(script=[str(script), str(enough)])
+    job.wait_for(lambda: "uses a section 'steps'" in job.said(), "a word about the section")
+    enough.touch()
+    assert job.wait() == 0, job.said()
+    assert job.said().count("uses a section") == 1
+
+
 @pytest.mark.parametrize(
     ("do", "value", "code"),
     [("exit", 7, 7), ("signal", 11, 139), ("exit", 75, 1), ("exit", 93, 1), ("exit", 16, 16), ("exit", 17, 17), ("raise", "boom", 1)],
