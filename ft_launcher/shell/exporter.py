@@ -58,6 +58,12 @@ class Exporter:
         loaded = self._file.load()
         for note in loaded.notes:
             say(note)
+        other = doc.still_written(loaded.document, config.run_id, utc_now())
+        if other is not None:
+            say(
+                f"{config.ft_state}: run {other} has written here within the last {2 * doc.STATED_EVERY_S:.0f} s and has not ended: "
+                "if it goes on, each will overwrite the other's state; give each a --log-dir or --ft-state of its own"
+            )
         self.document = doc.begin_run(loaded.document, self._run_info(folder))
         self._ledger: Ledger = ledger_in(self.document, utc_now())
         self.document = doc.with_timeouts(self.document, self._fixed_timeouts(), utc_now())

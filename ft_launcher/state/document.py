@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Any
 
 from ft_launcher.state import nvrx
@@ -121,6 +122,19 @@ def begin_run(previous: Document | None, run: RunInfo) -> Document:
     info["topology"] = dict(run.topology)
     position = {"cycle": 0, "phase": "starting", "since": run.started, "iteration": None, "spares": 0, "revision": None}
     return {**base, "run": {**info, **position, "outcome": None, "exit_code": None, "written": run.started}}
+
+
+def still_written(document: Document | None, run: str, now: str) -> str | None:
+    """Which other run than `run` has stated its position so lately, without being over, that it probably still does."""
+    other = (document or {}).get("run") or {}
+    if not other or other.get("id") == run or other.get("outcome") is not None:
+        return None
+    try:
+        age_s = (datetime.fromisoformat(now) - datetime.fromisoformat(str(other.get("written")))).total_seconds()
+    except (ValueError, TypeError):
+        return None
+    name = str(other.get("id"))
+    return None if abs(age_s) >= 2 * STATED_EVERY_S else name if name.isprintable() else ascii(name)
 
 
 def at_position(document: Document, at: str, **position: Any) -> Document:

@@ -68,6 +68,16 @@ def test_the_environment_of_a_rank(launch: Launcher, tmp_path: Path) -> None:
     assert len({port for _, port in ports}) == 2, "a fresh store for each cycle"
 
 
+def test_a_second_launch_that_shares_the_state_file_is_warned(launch: Launcher, tmp_path: Path) -> None:
+    state = ("--ft-state", str(tmp_path / "shared.json"))
+    first = launch("--run-id", "one", *state, plan=[{"rank": 0, "at": 3, "do": "hang"}])
+    first.wait_for(lambda: (tmp_path / "shared.json").exists(), "a state")
+    second = launch("--run-id", "two", *state, steps=2)
+    assert second.wait() == 0, second.said()
+    assert "run one has written here within the last 30 s and has not ended" in second.said()
+    assert "has written here" not in first.said()
+
+
 def test_a_misspelt_section_is_said_once_by_one_rank(launch: Launcher, tmp_path: Path) -> None:
     script = tmp_path / "slip.py"
     script.write_text(

@@ -48,6 +48,17 @@ def test_the_schema_refuses_what_we_never_write() -> None:
     assert errors({**base, "a key of a later launcher": 1}) == []
 
 
+def test_another_run_that_still_writes_is_noticed() -> None:
+    before = doc.at_position(doc.begin_run(None, run_info("theirs")), "2026-03-01T08:00:00.000Z", phase="running")
+    soon, later = "2026-03-01T08:00:20.000Z", "2026-03-01T08:01:00.000Z"
+    assert doc.still_written(before, "ours", soon) == "theirs"
+    assert doc.still_written(before, "theirs", soon) is None, "another launch of the same run is told apart by its generation"
+    assert doc.still_written(before, "ours", later) is None
+    assert doc.still_written(doc.at_position(before, soon, outcome="failed"), "ours", soon) is None
+    for nothing in (None, doc.empty(), {"run": {"id": "x", "written": 5}}, {"run": {"id": "x", "written": "soon"}}):
+        assert doc.still_written(nothing, "ours", soon) is None
+
+
 def test_updates_never_change_a_document_that_was_handed_out() -> None:
     before = full()
     kept = copy.deepcopy(before)
