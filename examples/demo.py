@@ -82,8 +82,9 @@ def _short(word: str) -> str:
 
 def _journal(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for path in args.folder.glob("logs/demo.*/journal.*.jsonl"):
-        for line in path.read_text().splitlines():
-            yield json.loads(line)
+        for line in path.read_text().splitlines(keepends=True):
+            if line.endswith("\n"):  # the last one may just be being written
+                yield json.loads(line)
 
 
 def _hurt(launcher: subprocess.Popen[bytes], args: argparse.Namespace) -> None:
@@ -114,4 +115,7 @@ def _summary(args: argparse.Namespace, code: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

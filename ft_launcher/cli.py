@@ -27,6 +27,7 @@ from ft_launcher.edge import table, torchrun
 from ft_launcher.edge.sources import Reader, Setting, environment_notes, gather
 from ft_launcher.edge.values import nearest, show
 from ft_launcher.errors import BugError, ConfigError, FTError
+from ft_launcher.printing import OutputError, out, printing
 
 if TYPE_CHECKING:
     from ft_launcher.config import Config
@@ -38,6 +39,7 @@ _HELP = (
     "Run a training script on every slot of every node and keep it running: a rank that crashes, hangs or computes wrong numbers is restarted "
     "in its own place, failed hardware is replaced by a spare, and TP, PP and DP never change."
 )
+_HELP_OPTIONS = ["-h", "--help"]
 _EPILOG = (
     "Options stop at the script; what follows reaches it unchanged. Every option can also stand in the --config file (max-restarts: 5) or in the "
     "environment (FT_MAX_RESTARTS=5); a flag outranks the file, the file the environment."
@@ -81,6 +83,8 @@ def run(args: Sequence[str]) -> int:
     except BugError as bug:
         click.echo(f"ft-launch: bug: {bug}", err=True)
         return bug.exit_code
+    except OutputError as error:
+        return error.exit_code if error.silent else _fail(str(error), error.exit_code)
     except FTError as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
@@ -105,7 +109,9 @@ def _usage_line(error: click.ClickException) -> str:
 
 def _dispatch(args: list[str]) -> int:
     command = _launch_command()
-    with command.make_context("ft-launch", args) as ctx:
+    with printing():  # --help and --version
+        made = command.make_context("ft-launch", args)
+    with made as ctx:
         flags = _flags(ctx)
         word = ctx.args[0] if ctx.args and ctx.args[0] in words.WORDS and not ctx.params["module"] else None
         if word is not None:
@@ -186,7 +192,7 @@ def _dry_run(config: Config) -> int:
     nodes = [f"<node {position}>" for position in range(config.nnodes)]
     if config.nnodes == 1 or config.node_order is not None:
         nodes[min(config.node_order or 0, config.nnodes - 1)] = config.node_id
-    click.echo(dry_run_table(config.topology, Placement(tuple(nodes), config.nproc), config.effective()))
+    out(dry_run_table(config.topology, Placement(tuple(nodes), config.nproc), config.effective()))
     return 0
 
 
@@ -195,7 +201,9 @@ def _word(word: str, args: list[str], flags: torchrun.Flags, ctx: click.Context)
     before = next((f"--{name}" for name in (*flags, *(flag for flag in ("config", "dry-run") if ctx.params[_key(flag)]))), None)
     if before is not None and (word != "drain" or ctx.params["dry_run"]):
         raise ConfigError(f"{before} before {word!r}: options of {word} stand behind it; a script of that name is started as ./{word}")
-    with words.command(word).make_context(f"ft-launch {word}", args) as inner:
+    with printing():
+        made = words.command(word).make_context(f"ft-launch {word}", args, help_option_names=_HELP_OPTIONS)
+    with made as inner:
         params = dict(inner.params)
     return _drain(params, flags, ctx.params["config"]) if word == "drain" else words.call(word, params)
 
@@ -255,6 +263,7 @@ def _launch_command() -> Launch:
         click.Option(["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version and exit."),
     ]
     settings = {"allow_interspersed_args": False, "allow_extra_args": True, "token_normalize_func": _hyphens, "max_content_width": 120}
+    settings["help_option_names"] = _HELP_OPTIONS
     return Launch("ft-launch", params=params, context_settings=settings, options_metavar=_USAGE, help=_HELP, epilog=_EPILOG)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from ft_launcher.config import SelftestOptions
 from ft_launcher.errors import PlatformError
+from ft_launcher.printing import out
 from ft_launcher.shell.journal import read_run
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -68,15 +69,10 @@ def run(options: SelftestOptions) -> int:
         rows = [*_restarts(Path(name)), _drain(Path(name)), _agent_killed(Path(name))]
     failed = [row for row in rows if not row.passed]
     if options.json:
-        _out(json.dumps({"rows": [asdict(row) for row in rows], "failed": len(failed)}))
+        out(json.dumps({"rows": [asdict(row) for row in rows], "failed": len(failed)}))
     else:
         _print_table(rows)
     return 1 if failed else 0
-
-
-def _out(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 def _command(folder: Path, *options: str) -> list[str]:
@@ -243,7 +239,7 @@ def _print_table(rows: Sequence[Row]) -> None:
     ]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head) - 1)]
     for line in lines:
-        _out("  ".join(cell.ljust(width) for cell, width in zip(line, [*widths, 0], strict=True)).rstrip())
-    _out(
+        out("  ".join(cell.ljust(width) for cell, width in zip(line, [*widths, 0], strict=True)).rstrip())
+    out(
         f"hangs were given {HANG_S:g} s (--timeouts step={HANG_S:g}); 'training again' counts from the fault to the first step of all ranks"
     )

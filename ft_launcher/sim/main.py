@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from ft_launcher.config import SimulateOptions
+from ft_launcher.printing import out
 from ft_launcher.sim.setting import FOREVER, UNLIMITED, Setting, setting_of
 from ft_launcher.sim.world import World
 
@@ -26,7 +26,7 @@ def run(options: SimulateOptions) -> int:
         lines += ["", *(f"VIOLATION {v.name}: {v.text}" for v in world.violations), f"again: {command(options)}"]
     if options.json:
         lines.append(json.dumps(as_json(world), separators=(",", ":")))
-    sys.stdout.write("\n".join(lines) + "\n")
+    out("\n".join(lines))
     return 1 if world.violations else 0
 
 

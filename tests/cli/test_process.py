@@ -107,6 +107,27 @@ def test_the_console_script_is_the_same(folder: Path) -> None:
     assert (done.returncode, done.stderr) == (2, launch(folder, "nosuch.py").stderr)
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--help"],
+        ["-h"],
+        ["--version"],
+        ["--dry-run", "--nproc-per-node", "2", "train.py"],
+        ["simulate", "-h"],
+        ["simulate", "--ranks", "4", "--hours", "0.01"],
+    ],
+)
+def test_a_full_standard_output_is_one_line(folder: Path, args: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "ft_launcher", *args]
+        child = subprocess.run(
+            command, cwd=folder, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=False
+        )
+    assert child.returncode == 1
+    assert child.stderr == "ft-launch: error: standard output cannot be written: No space left on device\n"
+
+
 def test_a_closed_pipe_is_no_traceback(folder: Path) -> None:
     done = subprocess.run(
         f"{sys.executable} -m ft_launcher --help | head -1",

@@ -1,0 +1,44 @@
+"""Standard output that may be a full disk or a reader that has gone: one line and exit 1, or silence and exit 1, instead of a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from ft_launcher.errors import FTError
+
+
+class OutputError(FTError):
+    """What was to be printed could not be. `silent`: whoever read it has gone, as `head` does, and need not be told."""
+
+    def __init__(self, message: str, silent: bool) -> None:
+        super().__init__(message)
+        self.silent = silent
+
+
+def out(text: str) -> None:
+    """Prints one text and a newline. Raises OutputError."""
+    with printing():
+        sys.stdout.write(text + "\n")
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """Around what does nothing but print: its OSError is one of standard output. Raises OutputError."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        _drop_the_rest()
+        message = f"standard output cannot be written: {error.strerror or error}"
+        raise OutputError(message, silent=isinstance(error, BrokenPipeError)) from None
+
+
+def _drop_the_rest() -> None:
+    """What is still in the buffer would be tried again when the interpreter ends, and be one more complaint."""
+    with suppress(OSError, ValueError):  # a stdout without a descriptor has nothing to try again
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
