@@ -100,6 +100,8 @@ def main() -> None:
         model = torch.nn.Sequential(torch.nn.Linear(WIDTH, 64), torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(64, 1)).to(device)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         fence, done = resume(args.save, model, optimizer) if args.save else (None, 0)
+    if done and dist.get_rank() == 0:
+        print(f"resumed after step {done}", flush=True)
     for step in range(done + 1, args.steps + 1):
         with mon.section("step", iteration=step):
             loss = train_step(model, optimizer, step)

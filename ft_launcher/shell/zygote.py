@@ -203,7 +203,9 @@ def _import(name: str) -> None:
             raise
         traceback.print_exc()
         lines = traceback.format_exception_only(type(error), error)
-        raise CannotForkError(f"preloading {name!r} failed: {lines[-1].strip()}") from error
+        frames = [f"{f.filename}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen ")]
+        where = f" ({frames[-1]})" if len(frames) > 1 else ""  # beyond our own: a module of that name in the script's folder, perhaps
+        raise CannotForkError(f"preloading {name!r} failed: {lines[-1].strip()}{where}") from error
 
 
 def _handler_warnings(before: Mapping[int, Any]) -> list[str]:
