@@ -19,9 +19,10 @@ class OutputError(FTError):
 
 
 def out(text: str) -> None:
-    """Prints one text and a newline. Raises OutputError."""
+    """Prints one text and a newline; nothing where standard output is closed. Raises OutputError."""
     with printing():
-        sys.stdout.write(text + "\n")
+        if sys.stdout is not None:
+            sys.stdout.write(text + "\n")
 
 
 @contextmanager
@@ -29,7 +30,8 @@ def printing() -> Iterator[None]:
     """Around what does nothing but print: its OSError is one of standard output. Raises OutputError."""
     try:
         yield
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it was closed when we started
+            sys.stdout.flush()
     except OSError as error:
         _drop_the_rest()
         message = f"standard output cannot be written: {error.strerror or error}"

@@ -35,6 +35,7 @@ _left = pytest.StashKey[list[str]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     _become_subreaper()
+    _hear_signals()
     for marker in (
         "serial: starts processes, sends signals or measures; run one by one",
         "alone: may kill everything below its own process, as an agent does: never beside tests that keep a server",
@@ -45,6 +46,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if not _is_worker(config):
         os.environ[MARK] = f"{os.getpid()}.{time.time_ns()}"
         config.stash[_before] = _files()
+
+
+def _hear_signals() -> None:
+    """Whoever starts the tests with `&` or nohup has them ignore SIGINT or SIGHUP, and with them every process that a test sends one to."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -170,8 +170,9 @@ class JobMachine(Drains, Overrules):
     def on_progress(self, event: ProgressSeen) -> list[JobAction]:
         """Note that training moves; after an outage say so once, when every rank of every node has completed a step."""
         run, seen = self._run, (event.iteration, event.min_steps)
-        if run.seen.get(event.node_id) != seen:
-            run.seen[event.node_id], run.progress_at = seen, self._now
+        left_section = event.node_id in run.busy and not event.busy
+        if run.seen.get(event.node_id) != seen or left_section:
+            run.seen[event.node_id], run.worked_at = seen, self._now
         (run.busy.add if event.busy else run.busy.discard)(event.node_id)
         if event.min_steps > 0:
             run.stepped[event.node_id] = event.iteration
@@ -314,7 +315,7 @@ class JobMachine(Drains, Overrules):
 
     def on_timer_running(self, event: TimerFired) -> list[JobAction]:
         """Stragglers: those still training or inside a section (a last save) are left alone, for hangs there have limits of their own; those that only hang in their own
-        exit are ended and the job succeeds."""
+        exit are ended and the job succeeds. The grace begins anew with the last step or section of any of them."""
         if event.timer is Timer.SETTLE:
             return self._end("ranks asked to be run again or rejected their result (exit 16 or 17)")
         if event.timer is Timer.DRAIN:
@@ -322,8 +323,9 @@ class JobMachine(Drains, Overrules):
         if event.timer is not Timer.EXIT_GRACE:
             return []
         grace_s = self.options.exit_grace_s
-        if self._run.busy or self._now - self._run.progress_at < grace_s:
-            return [self._timer(Timer.EXIT_GRACE, grace_s)]
+        idle_s = 0.0 if self._run.busy else self._now - self._run.worked_at
+        if idle_s < grace_s:
+            return [self._timer(Timer.EXIT_GRACE, grace_s - idle_s)]
         left = self.topology.world - self.roster.left(self.state)
         return self._finish(f"all ranks finished; {left} that had not left {grace_s:g} s after the first were ended")
 

@@ -128,6 +128,15 @@ def test_a_full_standard_output_is_one_line(folder: Path, args: list[str]) -> No
     assert child.stderr == "ft-launch: error: standard output cannot be written: No space left on device\n"
 
 
+@pytest.mark.parametrize("words", ["--help", "--version", "--dry-run --nproc-per-node 2 train.py", "simulate --ranks 4 --hours 0.01"])
+def test_a_closed_standard_output_is_no_traceback(folder: Path, words: str) -> None:
+    command = f"exec {sys.executable} -m ft_launcher {words} >&-"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=environment(), capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_closed_pipe_is_no_traceback(folder: Path) -> None:
     done = subprocess.run(
         f"{sys.executable} -m ft_launcher --help | head -1",

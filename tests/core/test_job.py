@@ -232,7 +232,11 @@ def test_a_straggler_inside_a_section_is_left_alone_until_it_leaves_it() -> None
     job.send(TimerFired(Timer.EXIT_GRACE, 0))
     assert job.state.phase is Phase.RUNNING
     job.send(ProgressSeen("n0", 0, 77, 3, busy=False))
-    job.tick(61)
+    job.tick(1)
+    actions = job.send(TimerFired(Timer.EXIT_GRACE, 0))
+    assert job.state.phase is Phase.RUNNING, "it has just finished its last save and is on its way out"
+    assert [(a.timer, a.delay_s) for a in actions if isinstance(a, SetTimer)] == [(Timer.EXIT_GRACE, 59)]
+    job.tick(60)
     job.send(TimerFired(Timer.EXIT_GRACE, 0))
     assert job.state.finished
 

@@ -57,9 +57,9 @@ def test_a_last_save_that_outlasts_the_exit_grace_is_not_cut_off(launch: Launche
     script = tmp_path / "late.py"
     script.write_text(
         "import os, time\nfrom monitors.client import attach\nm = attach()\nm.start_section('checkpointing')\n"
-        "time.sleep(4 if os.environ['RANK'] == '0' else 0)\nm.end_section('checkpointing')\nprint('saved', flush=True)\n"
+        "time.sleep(5 if os.environ['RANK'] == '0' else 0)\nm.end_section('checkpointing')\nprint('saved', flush=True)\n"
     )
-    job = launch("--exit-grace", "1", script=[str(script)])
+    job = launch("--exit-grace", "2", script=[str(script)])
     assert job.wait() == 0, job.said()
     assert "saved" in (job.run_folder / "cycle_0000" / "rank_00000.log").read_text()
     assert job.verdict()["reason"] == "all ranks finished"
