@@ -60,7 +60,7 @@ class RankError:
 class RankExit:
     """How a rank's process ended. Exactly one of `code` and `signal` is set. `failed_ns`: when it failed (an exception's stamp, else the exit), CLOCK_MONOTONIC ns.
 
-    `ended` is true when the launcher itself had already sent it a SIGKILL: then the exit says nothing about the rank.
+    `ended` is true when the launcher itself had already asked or forced it to end: then the exit says nothing about the rank.
     """
 
     rank: int
@@ -211,7 +211,7 @@ class NodeReport:
 
     `reaped`: nothing of the cycle is alive on the node and its devices are free: the acknowledgement. `standby`: the store that waits for the next cycle.
     `unfit`: why this node cannot take ranks any more. `signals`: stop signals its agent has received, oldest first. `incarnation`: see NodeInfo. `reruns`: the last
-    word of each rank's rerun machine.
+    word of each rank's rerun machine. `devices`: see NodeInfo; here as well, for a controller that takes over while the node's registration is gone.
     """
 
     node_id: str
@@ -230,6 +230,7 @@ class NodeReport:
     signals: tuple[int, ...] = ()
     incarnation: str = ""
     reruns: Mapping[int, RerunFinding] = field(default_factory=lambda: EMPTY)
+    devices: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON."""
@@ -250,6 +251,7 @@ class NodeReport:
             "signals": list(self.signals),
             "incarnation": self.incarnation,
             "reruns": [finding.to_json() for finding in self.reruns.values()],
+            "devices": list(self.devices),
         }
 
     @classmethod
@@ -264,6 +266,7 @@ class NodeReport:
             "standby": Address(*doc["standby"]) if doc["standby"] else None,
             "signals": tuple(doc["signals"]),
             "reruns": by_rank([RerunFinding.from_json(f) for f in doc.get("reruns", ())]),
+            "devices": tuple(doc.get("devices", ())),
         }
         return cls(**{**doc, **nested})
 

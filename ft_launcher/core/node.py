@@ -71,6 +71,7 @@ class NodeOptions:
     survivor_grace_s: float = 0.0
     incarnation: str = ""
     tracker: bool = False
+    devices: tuple[str, ...] = ()
 
 
 class NodeMachine:
@@ -81,7 +82,9 @@ class NodeMachine:
         self.phase = NodePhase.IDLE
         self.cycle = NO_CYCLE
         self._ranks = LocalRanks()
-        self.report = NodeReport(options.node_id, options.generation, NO_CYCLE, reaped=True, incarnation=options.incarnation)
+        self.report = NodeReport(
+            options.node_id, options.generation, NO_CYCLE, reaped=True, incarnation=options.incarnation, devices=options.devices
+        )
         self.job: JobState | None = None
         self._revision = -1
         self._zygote_ready = False
@@ -209,6 +212,7 @@ class NodeMachine:
             standby=standby,
             signals=self.report.signals,
             incarnation=self.options.incarnation,
+            devices=self.options.devices,
         )
         return actions
 

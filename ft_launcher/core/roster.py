@@ -85,6 +85,8 @@ class Roster:
             del self.reports[node_id]
             return
         self.reports[node_id] = report
+        if report.devices:
+            self.devices[node_id] = report.devices
         if report.unfit:
             self._unfit[node_id] = report.unfit
         elif report.reaped and report.standby is not None:

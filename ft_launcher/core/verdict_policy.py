@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ft_launcher.core.causes import Evidence, Failure
-from ft_launcher.core.decision import RESULT_REJECTED, Decision, Do, RerunChange, exit_with, first_cause
+from ft_launcher.core.decision import RERUN_ELSEWHERE, RESULT_REJECTED, Decision, Do, RerunChange, exit_with, first_cause
 from ft_launcher.core.hardware import (
     DeviceRecord,
     Ledger,
@@ -94,10 +94,11 @@ def _first_device(evidence: Evidence, rank: int) -> str | None:
 
 def _at_fault(evidence: Evidence, failure: Failure, budgets: Budgets, ranks: list[int], verdict: str) -> Decision:
     """Hardware was at fault. Persistent: the first device is quarantined. Transient: it is suspected, and quarantined when that happens too often. The job goes on."""
-    ledger, said = evidence.state.hardware, list[str]()
+    ledger, said, struck = evidence.state.hardware, list[str](), list[str]()
     for rank in ranks:
-        ledger, words = (_persistent if verdict == PERSISTENT else _transient)(evidence, ledger, rank)
+        ledger, device, words = (_persistent if verdict == PERSISTENT else _transient)(evidence, ledger, rank)
         said.append(words)
+        struck += [device] if device is not None else []
     used, limit = replace(budgets, reruns=budgets.reruns + 1), evidence.options.max_reruns
     reason = "; ".join(said)
     if used.reruns > limit:
@@ -112,8 +113,29 @@ def _at_fault(evidence: Evidence, failure: Failure, budgets: Budgets, ranks: lis
     replaced, how = _without_quarantined(evidence, ledger)
     culprit = _responsible(evidence, ledger, ranks[0], said[0])
     change = RerunChange(ledger, None, verdict)
+    if again := _again(evidence, ledger, struck, replaced, verdict):
+        reason = f"{reason}; {again} was in quarantine already and no other hardware has come: requeue elsewhere"
+        end = Verdict(
+            Outcome.RERUN_ELSEWHERE,
+            RERUN_ELSEWHERE,
+            reason,
+            first_cause(evidence, failure, f"{verdict} fault", culprit),
+            exclusions(ledger),
+        )
+        return Decision(Do.STOP, 4, f"{verdict} fault", reason, used, end, culprit, rerun=change)
     do = Do.REPLACE if replaced else Do.RESTART
     return Decision(do, 4, f"{verdict} fault", f"{reason}; {how}", used, culprit=culprit, replaced=replaced, rerun=change)
+
+
+def _again(evidence: Evidence, ledger: Ledger, struck: list[str], replaced: tuple[str, ...], verdict: str) -> str:
+    """The device in quarantine that has struck once more, another rank now, and stays with the job: to go on would be to wait for the next time. A transient fault costs one
+    restart; as many more of them as have led to the quarantine are borne."""
+    before, limit = evidence.state.hardware, evidence.options.quarantine_after
+    for device in struck:
+        again = device in before and before[device].quarantined and ledger[device].node not in replaced
+        if again and (verdict == PERSISTENT or 0 < 2 * limit < ledger[device].suspicions):
+            return device
+    return ""
 
 
 def _responsible(evidence: Evidence, ledger: Ledger, rank: int, why: str) -> Culprit:
@@ -123,20 +145,21 @@ def _responsible(evidence: Evidence, ledger: Ledger, rank: int, why: str) -> Cul
     return replace(found, node=spoiled[0].node, slot=spoiled[0].slot) if spoiled else found
 
 
-def _persistent(evidence: Evidence, ledger: Ledger, rank: int) -> tuple[Ledger, str]:
+def _persistent(evidence: Evidence, ledger: Ledger, rank: int) -> tuple[Ledger, str | None, str]:
     device = _first_device(evidence, rank)
     if device is None or device == _here(evidence, rank):  # where it computes now cannot be where it computed before
         return (
             ledger,
+            None,
             f"persistent fault: {evidence.place(rank)} got another result than on the device before; which one that was is not known to this launcher",
         )
     known, dispute = ledger.get(device), evidence.state.rerun
     node, slot = (known.node, known.slot) if known is not None else dispute.origin.place(rank) if dispute is not None else ("?", -1)
     why = f"persistent fault: rank {rank} got another result on {_here(evidence, rank)} than on {device} (node {node} slot {slot})"
-    return quarantined(ledger, device, DeviceRecord(node, slot, rank=rank, why=why)), f"{why}; {device} is quarantined"
+    return quarantined(ledger, device, DeviceRecord(node, slot, rank=rank, why=why)), device, f"{why}; {device} is quarantined"
 
 
-def _transient(evidence: Evidence, ledger: Ledger, rank: int) -> tuple[Ledger, str]:
+def _transient(evidence: Evidence, ledger: Ledger, rank: int) -> tuple[Ledger, str | None, str]:
     device, limit = _here(evidence, rank), evidence.options.quarantine_after
     node, slot = evidence.state.placement.place(rank) if evidence.state.placement is not None else ("?", -1)
     why = f"transient fault: {evidence.place(rank)} got another result when run again in place"
@@ -147,7 +170,7 @@ def _transient(evidence: Evidence, ledger: Ledger, rank: int) -> tuple[Ledger, s
         if ledger[device].quarantined
         else f"suspicion {count} against {device}"
     )
-    return ledger, f"{why}; {after}"
+    return ledger, device, f"{why}; {after}"
 
 
 def _without_quarantined(evidence: Evidence, ledger: Ledger) -> tuple[tuple[str, ...], str]:

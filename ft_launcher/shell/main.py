@@ -213,6 +213,7 @@ async def _launch(config: Config, environ: Mapping[str, str], devices: Devices, 
         survivor_grace_s=config.survivor_grace_s,
         incarnation=presence.incarnation,
         tracker=tracker_path(config.command.args) is not None,
+        devices=devices.names,
     )
     nursery = Nursery(_zygote_options(config, environ, files))
     tell = Tell(presence.progress, presence.samples, presence.suspicion)

@@ -112,11 +112,16 @@ class Launch:
         host.boots += 1
         options, setting = self.world.setting.options, self.world.setting
         who = f"{host.name}.{host.boots}"
+        devices = host.devices(setting.nproc)
         node = NodeOptions(
-            host.name, self.generation, error_grace_s=options.error_grace_s, survivor_grace_s=options.survivor_grace_s, incarnation=who
+            host.name,
+            self.generation,
+            error_grace_s=options.error_grace_s,
+            survivor_grace_s=options.survivor_grace_s,
+            incarnation=who,
+            devices=devices,
         )
         agent = Agent(self, host, Nursery(self.clock, self.noise, host, setting.platform), node)
-        devices = host.devices(setting.nproc)
         info = NodeInfo(host.name, host.name, setting.nproc, self.generation, order=host.number, devices=devices, incarnation=who)
         presence = Presence(self, agent, info)
         self.agents[host.name], self.presences[host.name] = agent, presence

@@ -81,6 +81,23 @@ def wrong_numbers_are_bounded(step: JobStep) -> str | None:
     return f"a restart was charged for a wrong number: {step.after.reason}" if charged else None
 
 
+def a_second_chance_is_the_last(step: JobStep) -> str | None:
+    """A device that was in quarantine and is found at fault once more does not stay in the job; and without one the job is not sent elsewhere."""
+    verdict, held = step.after.verdict, {device for device, record in step.before.hardware.items() if record.quarantined}
+    sent_away = verdict is not None and verdict.outcome is Outcome.RERUN_ELSEWHERE and step.after.rerun is None
+    if sent_away and step.before.verdict is None and not held:
+        return f"nothing was in quarantine before: {verdict.reason if verdict is not None else ''}"
+    for action in step.actions:
+        if not isinstance(action, RecordDecision) or action.cause != "persistent fault" or action.culprit is None or verdict is not None:
+            continue
+        node = str(action.culprit["node"])
+        device = device_of(_devices(step), node, int(action.culprit["slot"]))
+        stays = step.after.placement is not None and node in step.after.placement.nodes and node not in step.after.lost
+        if device in held and stays and "which one that was is not known" not in action.reason:
+            return f"{device} was in quarantine, is at fault again, and stays: {action.reason}"
+    return None
+
+
 def faulty_hardware_does_not_end_the_job(step: JobStep) -> str | None:
     """Where ranks have found a fault of the hardware, and could say so, the job goes on until the bound is reached."""
     verdict, truth = step.after.verdict, step.launch.truth
@@ -133,5 +150,6 @@ RERUN: tuple[JobInvariant, ...] = (
     suspects_get_new_devices,
     elsewhere_is_asked_only_when_there_is_none,
     wrong_numbers_are_bounded,
+    a_second_chance_is_the_last,
     faulty_hardware_does_not_end_the_job,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from ft_launcher.core.events import NodeJoined, NodeLost, Timer, TimerFired
 from ft_launcher.core.evidence import Address, NodeInfo
 from ft_launcher.core.hardware import DeviceRecord, Dispute, device_of, kept_off
+from ft_launcher.core.job import JobMachine
 from ft_launcher.core.placement import Placement
 from ft_launcher.core.rerun_report import RerunFinding, RerunStatus
 from ft_launcher.core.state import JobState, Outcome, Phase
@@ -206,6 +208,55 @@ def test_a_new_generation_finds_the_first_device_in_what_the_last_one_left() -> 
     assert restarted(job).nodes == ("n0",)
 
 
+def bad_device(job: Job, iteration: int) -> None:
+    """Whoever computes on slot 1 of n1 gets a wrong result there, and another one elsewhere."""
+    assert job.state.placement is not None
+    rank = next(r for r in job.state.placement.ranks_on("n1") if job.state.placement.slot_of(r) == 1)
+    leave(job, 16, (rank, S.FIRST_RERUN_REPRODUCIBLE), iteration=iteration)
+    restarted(job)
+    leave(job, 17, (rank, S.SECOND_RERUN_NOT_REPRODUCIBLE), iteration=iteration)
+
+
+def test_a_quarantined_device_that_spoils_another_rank_ends_the_job_with_16_where_no_other_hardware_is() -> None:
+    job = cluster(2, nproc=4)
+    bad_device(job, iteration=10)
+    restarted(job)
+    assert job.state.hardware["n1/1"].quarantined
+    bad_device(job, iteration=500)
+    verdict = job.state.verdict
+    assert verdict is not None
+    assert (verdict.outcome, verdict.exit_code) == (Outcome.RERUN_ELSEWHERE, 16)
+    assert "n1/1 was in quarantine already and no other hardware has come: requeue elsewhere" in verdict.reason
+    assert [d["device"] for d in verdict.exclude] == ["n1/1"]
+    assert job.state.rerun is None
+    assert job.state.rerun_verdict == "persistent", "the next launch ignores the fault checkpoint's rerun state"
+
+
+def test_with_a_spare_that_has_come_meanwhile_the_job_goes_on_there() -> None:
+    job = cluster(2, nproc=4)
+    bad_device(job, iteration=10)
+    restarted(job)
+    leave(job, 16, (7, S.FIRST_RERUN_REPRODUCIBLE), iteration=500)  # moved within its node
+    restarted(job)
+    job.join("late", port=9000)
+    leave(job, 17, (7, S.SECOND_RERUN_NOT_REPRODUCIBLE), iteration=500)
+    assert restarted(job).nodes == ("n0", "late")
+
+
+def test_transient_faults_of_a_quarantined_device_are_borne_as_often_again() -> None:
+    job = cluster(1, nproc=4, quarantine_after=2)
+    for count in range(1, 5):
+        assert job.state.placement is not None
+        leave(job, 17, (job.state.placement.rank_at("n0", 1), S.FIRST_RERUN_NOT_REPRODUCIBLE), iteration=100 * count)
+        restarted(job)
+        record = job.state.hardware["n0/1"]
+        assert (record.suspicions, record.quarantined) == (count, count >= 2)
+    assert job.state.placement is not None
+    leave(job, 17, (job.state.placement.rank_at("n0", 1), S.FIRST_RERUN_NOT_REPRODUCIBLE), iteration=900)
+    assert job.state.verdict is not None
+    assert (job.state.verdict.outcome, job.state.verdict.exit_code) == (Outcome.RERUN_ELSEWHERE, 16)
+
+
 def test_a_node_that_is_taken_in_spite_of_a_quarantine_says_which_slot_and_how_to_lift_it() -> None:
     job = Job(nodes=1, nproc=2)
     job.machine.state = job.machine.state.but(hardware={"n0/1": DeviceRecord("n0", 1, suspicions=3, quarantined=True, rank=1)})
@@ -213,6 +264,19 @@ def test_a_node_that_is_taken_in_spite_of_a_quarantine_says_which_slot_and_how_t
     assert job.state.phase is Phase.RUNNING
     assert "node n0 (slot 1) holds ranks although a device there is in quarantine" in job.said()
     assert "quarantine_until null" in job.said()
+
+
+def test_a_successor_knows_the_devices_of_a_node_whose_registration_is_gone() -> None:
+    """All leases end while the store is away: the new controller reads reports before the node has registered again."""
+    job = cluster(2, quarantine_after=1)
+    heir = Job(nodes=2, nproc=2, can_join=True, quarantine_after=1)
+    heir.machine = JobMachine(JobState.from_json(job.state.to_json()), job.machine.topology, job.options)
+    heir.machine.begin(0.0)
+    heir.reports = {name: replace(r, devices=(f"GPU-{name}-0", f"GPU-{name}-1")) for name, r in job.reports.items()}
+    for name in ("n0", "n1"):
+        heir.report(name)
+    leave(heir, 17, (3, S.FIRST_RERUN_NOT_REPRODUCIBLE))
+    assert [device for device, record in heir.state.hardware.items() if record.quarantined] == ["GPU-n1-1"]
 
 
 def test_it_cannot_loop() -> None:

@@ -14,6 +14,8 @@ CODE = "\n".join(path.read_text() for folder in ("ft_launcher", "monitors") for 
 FRAGMENTS = [
     "all ranks finished",
     "a restart cannot cure that",
+    " while others were at work; ",
+    "was in quarantine already and no other hardware has come: requeue elsewhere",
     "another job has taken the checkpoint folder: restarting would take it back, so this one ends",
     "requeue elsewhere",
     "it is correct, and the application is the cause",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import signal
 import subprocess
@@ -69,6 +70,7 @@ def test_a_page_cannot_be_shrunk_under_the_reader(page: SectionPage) -> None:
 
 
 def test_a_closed_page_gives_its_descriptors_back_and_still_answers() -> None:
+    gc.collect()  # what other tests have left must not go away meanwhile
     before = sorted(os.listdir("/proc/self/fd"))
     made = SectionPage.create(rank=0, cycle=0)
     made.close()

@@ -244,9 +244,14 @@ def quarantines_the_judge(patch: Patch) -> None:
     def persistent(evidence: Evidence, ledger: Any, rank: int) -> Any:
         node, slot = evidence.state.placement.place(rank)  # type: ignore[union-attr]
         record = DeviceRecord(node, slot, rank=rank, why="persistent fault")
-        return quarantined(ledger, verdict_policy._here(evidence, rank), record), "persistent fault of device 1"
+        device = verdict_policy._here(evidence, rank)
+        return quarantined(ledger, device, record), device, "persistent fault of device 1"
 
     patch.setattr(verdict_policy, "_persistent", persistent)
+
+
+def bears_a_bad_device_for_ever(patch: Patch) -> None:
+    patch.setattr(verdict_policy, "_again", lambda *args: "")
 
 
 def suspects_stay_where_they_are(patch: Patch) -> None:
@@ -329,6 +334,7 @@ MUTATIONS: tuple[tuple[Any, ...], ...] = (
     (gives_up_at_the_first_wrong_number, "elsewhere_is_asked_only_when_there_is_none", 20, corrupt),
     (reruns_for_ever, "wrong_numbers_are_bounded", 20, corrupt),
     (charges_restarts_for_wrong_numbers, "wrong_numbers_are_bounded", 20, corrupt),
+    (bears_a_bad_device_for_ever, "a_second_chance_is_the_last", 20, corrupt),
     (ignores_what_ranks_found, "faulty_hardware_does_not_end_the_job", 20, corrupt),
     (nobody_is_asked_to_leave, "a_stop_is_heard", 40),
 )
