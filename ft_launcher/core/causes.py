@@ -75,6 +75,19 @@ class Evidence:
         ]
         return sorted(found, key=lambda f: f.precedence) if len(found) > 1 else found
 
+    def left(self) -> list[tuple[str, RankExit]]:
+        """The ranks that have left with 0 by themselves."""
+        return [(r.node_id, e) for r in self.reports for e in r.exits.values() if e.success and not e.ended]
+
+    def left_early(self) -> RankExit | None:
+        """The one rank that left with 0, where all failures are those of ranks that lost a peer: they lost this one. None where several did: that is how jobs end, too."""
+        failures, left = self.failures(), self.left()
+        if len(left) != 1 or not failures or not failures[0].victim:
+            return None
+        node, exit_ = left[0]
+        earlier = min((f.exit.failed_ns for f in failures if f.node_id == node), default=exit_.failed_ns)
+        return exit_ if exit_.failed_ns <= earlier + SIGNAL_LEAD_NS else None
+
     def hangs(self) -> list[tuple[str, Hang]]:
         """Confirmed hangs, the one that stood still longest first."""
         return self._hangs
@@ -156,10 +169,24 @@ def exit_code_of(exit_: RankExit) -> int:
 
 def describe_failure(evidence: Evidence, failure: Failure, others: int) -> str:
     """`rank 2 (...) was killed by SIGKILL at iteration 41; 3 other ranks failed after it`."""
-    progress = evidence.progress().get(failure.exit.rank)
-    at = f" at iteration {progress.iteration}" if progress and progress.iteration is not None else ""
     after = f"; {others} other rank{'s' if others > 1 else ''} failed because of it" if others else ""
-    return f"{evidence.place(failure.exit.rank)} {failure.exit.describe()}{at}{after}"
+    gone = sorted(exit_.rank for _, exit_ in evidence.left()) if failure.victim else []
+    if gone:
+        names = ", ".join(map(str, gone[:4])) + (", ..." if len(gone) > 4 else "")
+        after += f"; {len(gone)} rank{'s' if len(gone) > 1 else ''} had left with exit 0 ({names})"
+    return f"{evidence.place(failure.exit.rank)} {failure.exit.describe()}{_at(evidence, failure.exit.rank)}{after}"
+
+
+def describe_leaver(evidence: Evidence, left: RankExit, first: Failure, others: int) -> str:
+    """`rank 2 (...) left with exit 0 at iteration 41 while others were at work; 3 other ranks failed because of it, first rank 1 (...) exited with code 1 (...)`."""
+    first_said = f"{evidence.place(first.exit.rank)} {first.exit.describe()}"
+    whom = f"{others} other rank{'s' if others > 1 else ''} failed because of it, first {first_said}"
+    return f"{evidence.place(left.rank)} left with exit 0{_at(evidence, left.rank)} while others were at work; {whom}"
+
+
+def _at(evidence: Evidence, rank: int) -> str:
+    progress = evidence.progress().get(rank)
+    return f" at iteration {progress.iteration}" if progress and progress.iteration is not None else ""
 
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')

@@ -75,14 +75,16 @@ def first_cause(evidence: Evidence, failure: Failure | None, cause: str, culprit
     if culprit is None:
         return None
     exit_ = failure.exit if failure else None
+    early = evidence.left_early()
+    left = early is not None and early.rank == culprit.rank  # with 0: the failure is that of one who lost it
     return {
         "rank": culprit.rank,
         "coords": culprit.coords,
         "node": culprit.node,
         "slot": culprit.slot,
         "cause": cause,
-        "exit": exit_.number if exit_ else None,
-        "error": _own_words(exit_) if exit_ else None,
+        "exit": 0 if left else exit_.number if exit_ else None,
+        "error": _own_words(exit_) if exit_ and not left else None,
     }
 
 

@@ -33,7 +33,9 @@ class LocalRanks:
         """The rank is gone: what that says."""
         self.alive.discard(event.rank)
         stamp = self._stamps.get(event.rank) if event.code else None
-        ours = (event.rank in self._killed and event.signal == SIGKILL) or (event.rank in self._asked and event.signal == SIGTERM)
+        ours = (event.rank in self._killed and event.signal == SIGKILL) or (
+            event.rank in self._asked and (event.signal == SIGTERM or event.code == 0)
+        )
         return RankExit(
             rank=event.rank,
             code=event.code,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from ft_launcher.core.causes import Evidence, Failure, cause_word, describe_failure, error_place, exit_code_of
+from ft_launcher.core.causes import Evidence, Failure, cause_word, describe_failure, describe_leaver, error_place, exit_code_of
 from ft_launcher.core.decision import NO_PROGRESS, RERUN_ELSEWHERE, RESULT_REJECTED, Decision, Do, Rule, first_cause
 from ft_launcher.core.evidence import signal_name
 from ft_launcher.core.rerun_policy import rerun_elsewhere
@@ -61,11 +61,14 @@ def _earned(evidence: Evidence, further: bool) -> int:
 
 
 def _failure(evidence: Evidence) -> tuple[Failure, str, Culprit] | None:
-    """The first failure, its sentence, and its rank as the culprit."""
+    """The first failure, its sentence, and its rank as the culprit; or the rank that left early, where all failures are because of that."""
     failures = evidence.failures()
     if not failures:
         return None
-    first = failures[0]
+    first, left = failures[0], evidence.left_early()
+    if left is not None:
+        said = describe_leaver(evidence, left, first, len(failures))
+        return first, said, evidence.culprit(left.rank, said)
     said = describe_failure(evidence, first, len(failures) - 1)
     return first, said, evidence.culprit(first.exit.rank, said)
 

@@ -113,6 +113,7 @@ def _leave(world: World, fault: Fault) -> str | None:
     if found is None:
         return None
     agent, proc = found
+    _hurt(world, proc)
     agent.nursery.leave(proc, 0.01, Exit(code=0))
     return f"rank {proc.rank} on {agent.name} leaves with 0 while the others train"
 

@@ -56,9 +56,9 @@ def the_guilty_are_blamed(step: JobStep) -> str | None:
         if not isinstance(action, RecordDecision) or action.cause not in ("crash", "bad start") or action.culprit is None:
             continue
         culprit = action.culprit["rank"]
-        seen = [
-            rank for rank in truth.hurt if (e := action.ranks.get(rank)) and e["exit"] is not None and not e["ended"] and e["exit"] != 0
-        ]
+        seen = [rank for rank in truth.hurt if (e := action.ranks.get(rank)) and e["exit"] is not None and not e["ended"]]
+        if len(seen) > 1 and all(action.ranks[rank]["exit"] == 0 for rank in seen):
+            continue  # several left with 0: that is how jobs end, too
         if seen and culprit not in truth.hurt:
             return f"rank {culprit} is blamed, but rank {min(seen)} failed first"
         if truth.platform and not truth.hurt:

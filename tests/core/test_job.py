@@ -195,6 +195,59 @@ def test_a_killed_rank_comes_before_peers_that_stamped_while_it_died() -> None:
     assert job.decisions()[0].culprit["rank"] == 3  # type: ignore[index]
 
 
+LOST_PEER = "RuntimeError: [pair.cc:538] Connection closed by peer [10.0.0.7]:34561"
+
+
+def test_the_rank_that_left_with_0_while_others_were_at_work_is_the_cause_of_what_they_say() -> None:
+    job = Job()
+    job.start()
+    job.exit("n0", 2, code=0, failed_ns=1_000_000_000)
+    for rank in (0, 1, 3):
+        job.exit("n0", rank, code=1, stamp=LOST_PEER, failed_ns=1_005_000_000 + rank)
+    job.clear("n0", iteration=41)
+    decision = job.decisions()[0]
+    assert decision.cause == "crash"
+    assert decision.culprit["rank"] == 2  # type: ignore[index]
+    assert (
+        "rank 2 (tp=0,cp=0,dp=1,pp=0; node n0 slot 2) left with exit 0 at iteration 41 while others were at work; 3 other ranks failed because of it, first rank 0"
+        in decision.reason
+    )
+    assert job.state.budgets.restarts == 1
+
+
+def test_without_restarts_left_the_code_is_that_of_who_failed() -> None:
+    job = Job(max_restarts=0)
+    job.start()
+    job.exit("n0", 2, code=0, failed_ns=1_000_000_000)
+    job.exit("n0", 1, code=7, stamp=LOST_PEER, failed_ns=1_005_000_000)
+    job.clear("n0")
+    verdict = job.state.verdict
+    assert verdict is not None
+    assert verdict.exit_code == 7
+    assert verdict.first_cause is not None
+    assert (verdict.first_cause["rank"], verdict.first_cause["exit"], verdict.first_cause["error"]) == (2, 0, None)
+
+
+@pytest.mark.parametrize(
+    "exits",
+    [
+        [(2, 0, None, 5), (3, 0, None, 6), (0, 1, LOST_PEER, 7)],
+        [(2, 0, None, 9), (0, 1, LOST_PEER, 7)],
+        [(2, 0, None, 5), (0, 1, "ValueError: nan", 7)],
+    ],
+    ids=["two left: it may be the end", "it left afterwards", "the failure has a reason of its own"],
+)
+def test_a_rank_that_left_with_0_is_not_blamed_without_reason(exits: list[tuple[int, int, str | None, int]]) -> None:
+    job = Job()
+    job.start()
+    for rank, code, stamp, at_s in exits:
+        job.exit("n0", rank, code=code, failed_ns=at_s * 1_000_000_000, **({"stamp": stamp} if stamp else {}))
+    job.clear("n0")
+    decision = job.decisions()[0]
+    assert decision.culprit["rank"] == 0  # type: ignore[index]
+    assert ("2 ranks had left with exit 0 (2, 3)" in decision.reason) == (len(exits) == 3)
+
+
 def test_finish_waits_for_stragglers_and_then_succeeds() -> None:
     job = Job()
     job.start()

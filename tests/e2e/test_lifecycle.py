@@ -68,6 +68,18 @@ def test_the_environment_of_a_rank(launch: Launcher, tmp_path: Path) -> None:
     assert len({port for _, port in ports}) == 2, "a fresh store for each cycle"
 
 
+def test_a_rank_that_leaves_with_0_while_others_work_is_named(launch: Launcher) -> None:
+    lost = "Connection closed by peer [10.0.0.7]:34561"
+    plan = [{"rank": 2, "cycle": 0, "at": 5, "do": "exit", "value": 0}]
+    plan += [{"rank": rank, "cycle": 0, "at": 9, "do": "raise", "value": lost} for rank in (0, 1, 3)]
+    job = launch(steps=20, step_s=0.05, resume=True, plan=plan)
+    assert job.wait() == 0, job.said()
+    (incident,) = job.incidents()
+    assert incident["culprit"]["rank"] == 2
+    assert "slot 2) left with exit 0 at iteration 5 while others were at work; 3 other ranks failed because of it" in incident["reason"]
+    assert incident["ranks"]["2"]["exit"] == 0
+
+
 def test_a_second_launch_that_shares_the_state_file_is_warned(launch: Launcher, tmp_path: Path) -> None:
     state = ("--ft-state", str(tmp_path / "shared.json"))
     first = launch("--run-id", "one", *state, plan=[{"rank": 0, "at": 3, "do": "hang"}])
