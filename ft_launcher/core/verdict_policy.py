@@ -132,10 +132,17 @@ def _again(evidence: Evidence, ledger: Ledger, struck: list[str], replaced: tupl
     restart; as many more of them as have led to the quarantine are borne."""
     before, limit = evidence.state.hardware, evidence.options.quarantine_after
     for device in struck:
-        again = device in before and before[device].quarantined and ledger[device].node not in replaced
+        again = device in before and before[device].quarantined and _stays(evidence, device, replaced)
         if again and (verdict == PERSISTENT or 0 < 2 * limit < ledger[device].suspicions):
             return device
     return ""
+
+
+def _stays(evidence: Evidence, device: str, replaced: tuple[str, ...]) -> bool:
+    placement = evidence.state.placement
+    nodes = placement.nodes if placement is not None else ()
+    kept = [n for n in nodes if n not in replaced and n not in evidence.lost]
+    return placement is not None and any(device_of(evidence.devices, n, slot) == device for n in kept for slot in range(placement.nproc))
 
 
 def _responsible(evidence: Evidence, ledger: Ledger, rank: int, why: str) -> Culprit:

@@ -24,7 +24,8 @@ WRONG = {
     "wrong number again": (RerunStatus.FIRST_RERUN_REPRODUCIBLE, 16),
 }
 """As Megatron's rerun machine leaves: all ranks with the same code, the one whose result was rejected having said so."""
-FAULT_AT = 8
+FAULT_AT = 12
+"""So many steps after every rank has been seen to make one: the launcher has had the time to see it, too."""
 
 
 def commit_fault(folder: Path, cycle: int, do: str) -> None:
@@ -50,6 +51,12 @@ def commit_fault(folder: Path, cycle: int, do: str) -> None:
         os.kill(os.getppid(), signal.SIGSTOP)
 
 
+def all_are_beyond(folder: Path, step: int) -> bool:
+    """Every rank has made a step since."""
+    made = [int(path.read_text() or 0) for path in folder.glob("progress.*")]
+    return len(made) == int(os.environ["WORLD_SIZE"]) and min(made) > step
+
+
 def main() -> None:
     """Train: one file write a step, a fault where the plan says so, one segment of steps for each cycle of the plan."""
     folder, rank, cycle = Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["FT_CYCLE"])
@@ -57,10 +64,12 @@ def main() -> None:
     mine = plan.get(str(cycle))
     progress = folder / f"progress.{rank}"
     start = max((int(p.read_text() or 0) for p in folder.glob("progress.*")), default=0)
-    mon = attach()
+    mon, guilty, due = attach(), mine is not None and mine["rank"] == rank, 0
     for i in range(start, start + STEPS_PER_CYCLE if mine is None else start + 10_000):
         with mon.section("step", iteration=i):
-            if mine is not None and mine["rank"] == rank and i == start + FAULT_AT:
+            if guilty and not due and all_are_beyond(folder, start):
+                due = i + FAULT_AT
+            if guilty and mine is not None and i == due > 0:
                 commit_fault(folder, cycle, mine["do"])
             if mine is not None and mine["do"] in WRONG and (folder / f"fault.{cycle}").exists():
                 sys.exit(WRONG[mine["do"]][1])

@@ -243,6 +243,20 @@ def test_with_a_spare_that_has_come_meanwhile_the_job_goes_on_there() -> None:
     assert restarted(job).nodes == ("n0", "late")
 
 
+def test_a_quarantined_device_whose_node_has_left_already_ends_nothing() -> None:
+    job = cluster(2, nproc=4)
+    bad_device(job, iteration=10)
+    restarted(job)
+    job.join("late", port=9000)
+    assert job.state.placement is not None
+    rank = job.state.placement.rank_at("n1", 1)
+    leave(job, 16, (rank, S.FIRST_RERUN_REPRODUCIBLE), iteration=500)
+    assert restarted(job).nodes == ("n0", "late")
+    leave(job, 17, (rank, S.SECOND_RERUN_NOT_REPRODUCIBLE), iteration=500)
+    assert restarted(job).nodes == ("n0", "late")
+    assert job.state.hardware["n1/1"].quarantined
+
+
 def test_transient_faults_of_a_quarantined_device_are_borne_as_often_again() -> None:
     job = cluster(1, nproc=4, quarantine_after=2)
     for count in range(1, 5):
