@@ -111,7 +111,7 @@ def _at_fault(evidence: Evidence, failure: Failure, budgets: Budgets, ranks: lis
             ledger,
         )
     replaced, how = _without_quarantined(evidence, ledger)
-    culprit = _responsible(evidence, ledger, ranks[0], said[0])
+    culprit = _responsible(evidence, ledger, struck, ranks[0], said[0])
     change = RerunChange(ledger, None, verdict)
     if again := _again(evidence, ledger, struck, replaced, verdict):
         reason = f"{reason}; {again} was in quarantine already and no other hardware has come: requeue elsewhere"
@@ -145,11 +145,10 @@ def _stays(evidence: Evidence, device: str, replaced: tuple[str, ...]) -> bool:
     return placement is not None and any(device_of(evidence.devices, n, slot) == device for n in kept for slot in range(placement.nproc))
 
 
-def _responsible(evidence: Evidence, ledger: Ledger, rank: int, why: str) -> Culprit:
+def _responsible(evidence: Evidence, ledger: Ledger, struck: list[str], rank: int, why: str) -> Culprit:
     """The rank, at the device that spoiled its result: not where that was found out."""
     found = evidence.culprit(rank, why)
-    spoiled = [record for device, record in ledger.items() if record.rank == rank and record != evidence.state.hardware.get(device)]
-    return replace(found, node=spoiled[0].node, slot=spoiled[0].slot) if spoiled else found
+    return replace(found, node=ledger[struck[0]].node, slot=ledger[struck[0]].slot) if struck else found
 
 
 def _persistent(evidence: Evidence, ledger: Ledger, rank: int) -> tuple[Ledger, str | None, str]:
