@@ -35,7 +35,9 @@ def job() -> Iterator[dict[str, Any]]:
         path = HERE / "job.json"
         doc = json.loads(path.read_text()) if path.exists() else {}
         yield doc
-        path.write_text(json.dumps(doc))
+        new = path.with_name(f"job.json.{os.getpid()}")  # whole at any moment, also for who reads without the lock
+        new.write_text(json.dumps(doc))
+        new.replace(path)
 
 
 def nodes() -> list[str]:

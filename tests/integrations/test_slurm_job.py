@@ -81,7 +81,9 @@ def test_exclusions_accumulate_and_both_forms_of_a_verdict_are_read(slurm: Slurm
 def test_what_the_job_excluded_from_its_beginning_stays_excluded(slurm: Slurm) -> None:
     script = slurm.folder / "job with spaces.sh"
     script.write_text(
-        JOB.read_text().replace("set -uo pipefail", 'set -uo pipefail\nsed -i \'s/"exc": ""/"exc": "n[5-6]"/\' "$FAKE_SLURM/job.json"')
+        JOB.read_text().replace(
+            "set -uo pipefail", 'set -uo pipefail\nflock "$FAKE_SLURM/lock" sed -i \'s/"exc": ""/"exc": "n[5-6]"/\' "$FAKE_SLURM/job.json"'
+        )
     )
     script.chmod(0o755)
     code, said = slurm.submit([{"code": 16, "verdict": named("n1")}], script=script, FAKE_SLURM_NAME="a job of mine")
