@@ -188,8 +188,8 @@ class JobMachine(Drains, Overrules):
         """First transaction: this cycle is over, whatever the evidence will say."""
         if self._outage_at is None or self._run.all_started:
             self._outage_at = self._now
-        hung = sum(len(r.hangs) for r in self.roster.current(self.state)) if len(self.roster.arrivals) else 0
-        left = self.topology.world - self.roster.left(self.state) - min(hung, 1)  # the one that was named is not among the others
+        named = any(r.hangs for r in self.roster.current(self.state))  # a rank that hangs lives, and is not among the others
+        left = self.topology.world - self.roster.left(self.state) - named
         rest = f"; ending the other {left} rank{'s' if left > 1 else ''}" if left else ""
         said = Say(f"cycle {self.state.cycle}: {reason}{rest}", "warning")
         return self._to_ending([said], reason=reason, **changes)
