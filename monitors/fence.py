@@ -25,6 +25,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 FORMAT = "ft-latest/1"
 NAMES_KEPT = 8
@@ -96,8 +97,10 @@ class CheckpointFence:
     def _check(self) -> None:
         newest = _highest(self.folder)
         if newest > self.number:
+            claimed_by = _run_of(self.folder, newest)
+            of = f" of run {claimed_by}" if claimed_by else ""
             raise FenceLost(
-                f"{self.folder}: fence {self.number} is superseded by fence {newest}: a newer cycle owns this folder, commit nothing and end"
+                f"fence {self.number} is superseded by fence {newest}{of}: a newer owner has {self.folder}, commit nothing and end"
             )
 
     def _write(self) -> None:
@@ -121,7 +124,9 @@ def newest_commit(folder: str | os.PathLike[str]) -> str | None:
 def _create_fence(folder: Path) -> int:
     """Creates the lowest fence above everything there; each call that returns, in whatever process, got a number of its own."""
     number = _highest(folder) + 1
-    owner = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "at": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
+    owner = json.dumps(
+        {"run": os.environ.get("FT_RUN_ID"), "host": socket.gethostname(), "pid": os.getpid(), "at": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    )
     for number in range(number, number + MOST_TRIES):  # noqa: B020  the first free one from there
         try:
             _write_new(folder / f"fence.{number}", owner)
@@ -130,6 +135,13 @@ def _create_fence(folder: Path) -> int:
         _sync_folder(folder)
         return number
     raise OSError(errno.EEXIST, f"no free fence number in {MOST_TRIES} tries", str(folder))
+
+
+def _run_of(folder: Path, number: int) -> str | None:
+    """The run (FT_RUN_ID) whose rank claimed this fence, where that is on record."""
+    owner = _read_record(folder / f"fence.{number}")
+    run = owner.get("run") if owner is not None else None
+    return run if isinstance(run, str) and run.isprintable() and len(run) <= 256 else None
 
 
 def _numbered(folder: Path, kind: str) -> Iterator[int]:
@@ -159,18 +171,23 @@ def _newest_names(folder: Path, below: int | None = None) -> list[str]:
 
 
 def _read(path: Path, number: int) -> list[str] | None:
+    record = _read_record(path)
+    if record is None or record.get("format") != FORMAT or record.get("fence") != number:
+        return None
+    names = record.get("names")
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        return None
+    return names
+
+
+def _read_record(path: Path) -> dict[str, Any] | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO of that name must not stop us
         with open(fd, "rb") as file:
             record = json.loads(file.read(MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(record, dict) or record.get("format") != FORMAT or record.get("fence") != number:
-        return None
-    names = record.get("names")
-    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
-        return None
-    return names
+    return record if isinstance(record, dict) else None
 
 
 def _write_new(path: Path, text: str) -> None:

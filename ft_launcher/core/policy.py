@@ -17,7 +17,8 @@ from ft_launcher.core.state import Budgets, Culprit, Outcome, Verdict
 from ft_launcher.core.verdict_policy import found_meanwhile, result_rejected
 
 DRAINED = "node drain"
-_FENCE_LOST = re.compile(r"^\W*([\w.]+\.)?FenceLost\b")
+_FENCE_LOST = re.compile(r"^\W*(?:[\w.]+\.)?FenceLost\b.*\bsuperseded by fence \d+ of run (\S+): ")
+"""As monitors/fence.py says it; the group is the run that has the folder now."""
 
 _BAD_START = re.compile(
     r"^\W*(ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError|FileNotFoundError)\b|can't open file|No module named"
@@ -167,14 +168,16 @@ def bad_start(evidence: Evidence, budgets: Budgets) -> Decision | None:
 
 
 def superseded(evidence: Evidence, budgets: Budgets) -> Decision | None:
-    """Rule 8b: the checkpoint folder's fence went to somebody else while this cycle was the newest of this job. Then another job writes there, and restarting would take the folder
-    back from it, and so on in turn until one of the two is out of restarts.
+    """Rule 8b: another run has claimed the checkpoint folder. A restart would take it back, and so on in turn until one of the two is out of restarts.
+
+    A fence lost to this very run is no such thing: a rank of an older cycle may have slept through its replacement and have claimed last; restarting mends that.
     """
     found = _failure(evidence)
-    if found is None or not _FENCE_LOST.search(found[0].exit.stamp or (found[0].exit.error.message if found[0].exit.error else "")):
+    lost = found and _FENCE_LOST.search(found[0].exit.stamp or (found[0].exit.error.message if found[0].exit.error else ""))
+    if not found or not lost or lost[1] == evidence.state.run_id:
         return None
     first, said, culprit = found
-    reason = f"{said}; another job has taken the checkpoint folder: restarting would take it back, so this one ends"
+    reason = f"{said}; run {lost[1]} has taken the checkpoint folder: restarting would take it back, so this one ends"
     verdict = Verdict(Outcome.FAILED, exit_code_of(first.exit), reason, first_cause(evidence, first, "superseded", culprit))
     return Decision(Do.STOP, 8, "superseded", reason, budgets, verdict, culprit)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from ft_launcher.core.evidence import RankError
 from ft_launcher.core.state import Phase
 from tests.core.machines import Job
@@ -93,21 +95,33 @@ def test_a_healthy_stretch_gives_a_restart_back() -> None:
     assert job.state.budgets.restarts == 2, "time without progress is no healthy stretch"
 
 
-def test_a_lost_fence_in_the_newest_cycle_is_another_job_and_no_reason_to_restart() -> None:
+LOST = "monitors.fence.FenceLost: fence 3 is superseded by fence 4{of}: a newer owner has /ckpt, commit nothing and end"
+
+
+def lose_fence(of: str) -> Job:
     job = cluster()
-    job.exit(
-        "n0",
-        0,
-        code=1,
-        stamp="monitors.fence.FenceLost: /ckpt: fence 3 is superseded by fence 4: a newer cycle owns this folder, commit nothing and end",
-    )
+    job.exit("n0", 0, code=1, stamp=LOST.format(of=of))
     for name in ("n0", "n1"):
         job.clear(name, iteration=5, client=True)
+    return job
+
+
+def test_a_fence_lost_to_another_run_is_no_reason_to_restart() -> None:
+    job = lose_fence(" of run other-7")
     verdict = job.state.verdict
     assert verdict is not None
     assert verdict.exit_code == 1
-    assert "another job has taken the checkpoint folder" in verdict.reason
+    assert "run other-7 has taken the checkpoint folder" in verdict.reason
     assert job.state.budgets.restarts == 0
+
+
+@pytest.mark.parametrize(
+    "of", ["", " of run job"], ids=["nobody knows to whom", "to this very run: a rank of an older cycle woke up and claimed last"]
+)
+def test_a_fence_that_this_run_may_have_lost_to_itself_is_a_crash(of: str) -> None:
+    job = lose_fence(of)
+    assert job.state.phase is Phase.RUNNING
+    assert job.state.budgets.restarts == 1
 
 
 def test_a_sentence_that_only_mentions_a_fence_is_a_crash() -> None:

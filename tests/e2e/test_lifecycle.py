@@ -81,6 +81,38 @@ def test_a_rank_that_leaves_with_0_while_others_work_is_named(launch: Launcher) 
     assert incident["ranks"]["2"]["exit"] == 0
 
 
+FENCED = """
+import os, sys, time
+from pathlib import Path
+from monitors.client import attach
+from monitors.fence import CheckpointFence
+folder, mon = Path(sys.argv[1]), attach()
+if os.environ['RANK'] == '0':
+    fence = CheckpointFence.claim(folder, lambda name: True)
+    if os.environ['FT_CYCLE'] == '0' and len(sys.argv) > 2:  # a rank that woke up late has claimed last: of this run, or of another
+        os.environ['FT_RUN_ID'] = sys.argv[2]
+        CheckpointFence.claim(folder, lambda name: True)
+    for i in range(3):
+        with mon.section('step', iteration=i):
+            time.sleep(0.05)
+        fence.commit(f'step_{i}')
+"""
+
+
+@pytest.mark.parametrize(("claimed_by", "code", "cycles"), [("mine", 0, 2), ("other", 1, 1)])
+def test_a_lost_fence_ends_the_job_only_where_another_run_has_the_folder(
+    launch: Launcher, tmp_path: Path, claimed_by: str, code: int, cycles: int
+) -> None:
+    script = tmp_path / "fenced.py"
+    script.write_text(FENCED)
+    job = launch("--run-id", "mine", script=[str(script), str(tmp_path / "checkpoints"), claimed_by])
+    assert job.wait() == code, job.said()
+    verdict = job.verdict()
+    assert verdict["cycles"] == cycles
+    assert ("run other has taken the checkpoint folder" in verdict["reason"]) == (claimed_by == "other")
+    assert "FenceLost: fence 1 is superseded by fence 2 of run " in job.said()
+
+
 def test_a_second_launch_that_shares_the_state_file_is_warned(launch: Launcher, tmp_path: Path) -> None:
     state = ("--ft-state", str(tmp_path / "shared.json"))
     first = launch("--run-id", "one", *state, plan=[{"rank": 0, "at": 3, "do": "hang"}])

@@ -16,7 +16,7 @@ FRAGMENTS = [
     "a restart cannot cure that",
     " while others were at work; ",
     "was in quarantine already and no other hardware has come: requeue elsewhere",
-    "another job has taken the checkpoint folder: restarting would take it back, so this one ends",
+    " has taken the checkpoint folder: restarting would take it back, so this one ends",
     "requeue elsewhere",
     "it is correct, and the application is the cause",
     "no record says whether the hardware is at fault",

@@ -51,6 +51,26 @@ def test_a_superseded_owner_cannot_commit(tmp_path: Path) -> None:
     assert newest_commit(tmp_path) == "good"
 
 
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [("other-7", "fence 2 of run other-7: "), (None, "fence 2: "), ("bad\nname", "fence 2: ")],
+    ids=["named", "without one", "unfit"],
+)
+def test_who_has_lost_the_folder_is_told_to_which_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str | None, said: str) -> None:
+    monkeypatch.setenv("FT_RUN_ID", "ours")
+    old = claim(tmp_path)
+    monkeypatch.delenv("FT_RUN_ID")
+    if run is not None:
+        monkeypatch.setenv("FT_RUN_ID", run)
+    new = claim(tmp_path)
+    with pytest.raises(FenceLost, match=f"fence 1 is superseded by {said}a newer owner has "):
+        old.commit("late")
+    (tmp_path / "fence.2").write_text("{")
+    with pytest.raises(FenceLost, match="superseded by fence 2: "):
+        old.commit("late")
+    assert new.held()
+
+
 def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_is_forgotten(tmp_path: Path) -> None:
     first = claim(tmp_path)
     for i in range(12):
