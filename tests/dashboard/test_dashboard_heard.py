@@ -49,6 +49,12 @@ def test_who_has_spoken_lately_or_is_over_is_not_silent() -> None:
     assert written in said
 
 
+def test_the_page_and_the_alert_have_the_same_patience() -> None:
+    root = Path(__file__).resolve().parents[2]
+    assert f"const SILENT_S = {SILENT_AFTER_S:.0f};" in (root / "ft_launcher/dashboard/page/main.js").read_text()
+    assert f"ft_state_age_seconds > {SILENT_AFTER_S:.0f} " in (root / "examples/prometheus/ft-launcher.rules.yml").read_text()
+
+
 def test_show_and_watch_say_so(tmp_path: Path) -> None:
     run = storied(tmp_path)
     shown = subprocess.run(
