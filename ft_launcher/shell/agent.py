@@ -199,10 +199,10 @@ class Agent:
 
     async def _tell_samples(self) -> None:
         """Once a second: how long this node's ranks took for what they did, and under which names."""
-        slips = Slips(self._around.config.timeouts.sections, self._warn)
+        slips = Slips(self._warn)
         while True:
             await asyncio.sleep(SAMPLES_EVERY_S)
-            slips.look(self._watch.names_of(0))
+            slips.look(*self._watch.names_of(0))
             if self._around.config.learn_timeouts and (samples := self._watch.samples()):
                 self._around.tell.samples(self._machine.cycle, samples)
 

@@ -21,16 +21,15 @@ def meant(name: str, limited: Collection[str]) -> str | None:
 class Slips:
     """What has been said of a job's section names."""
 
-    def __init__(self, limited: Collection[str], say: Callable[[str], None]) -> None:
-        self._limited = limited
+    def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._looked_at: set[str] = set()
 
-    def look(self, names: Collection[str]) -> None:
-        """At the names of the sections that a rank has used so far."""
+    def look(self, names: Collection[str], limited: Collection[str]) -> None:
+        """At the names of the sections that a rank has used so far; `limited` are those that have a limit."""
         for name in sorted(set(names) - self._looked_at):
             self._looked_at.add(name)
-            other = meant(name, self._limited)
+            other = meant(name, limited)
             if other is not None and other not in names:
                 self._say(
                     f"the script uses a section {name!r}, which has no limit: time in it counts as out of section; "

@@ -173,9 +173,12 @@ class Watchman:
         """What every rank's page says now."""
         return {rank: watched.page.sample() for rank, watched in self._ranks.items()}
 
-    def names_of(self, rank: int) -> Collection[str]:
-        """The sections that this rank has ended so far; none where it is not of this node."""
-        return self._sample(rank, self._ranks[rank]).sections.keys() if rank in self._ranks else ()
+    def names_of(self, rank: int) -> tuple[Collection[str], Collection[str]]:
+        """The sections that this rank has ended so far, and those that have a limit for it; none where it is not of this node."""
+        if rank not in self._ranks:
+            return (), ()
+        limits = self._limits if self._nvrx is None else self._nvrx.limits(rank, self._limits)
+        return self._sample(rank, self._ranks[rank]).sections.keys(), limits.sections.keys()
 
     def close(self) -> None:
         """Stop looking and give the pages back."""

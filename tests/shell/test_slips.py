@@ -23,12 +23,13 @@ def test_a_known_name_or_one_of_its_own_is_not(name: str) -> None:
 
 def test_a_slip_is_said_once_and_not_beside_the_name_it_resembles() -> None:
     said: list[str] = []
-    slips = Slips(SECTIONS, said.append)
+    slips = Slips(said.append)
     for names in ((), ("setup",), ("setup", "stpe"), ("setup", "stpe", "data"), ("stpe",)):
-        slips.look(names)
+        slips.look(names, SECTIONS)
     assert len(said) == 1
     assert "'stpe', which has no limit" in said[0]
     assert "--timeouts +stpe=SECONDS" in said[0]
     beside: list[str] = []
-    Slips(SECTIONS, beside.append).look(("checkpoint", "checkpointing"))
+    Slips(beside.append).look(("checkpoint", "checkpointing"), SECTIONS)
+    Slips(beside.append).look(("steps",), [*SECTIONS, "steps"])  # with a limit of its own, as NVRx's client may give it one
     assert beside == []
