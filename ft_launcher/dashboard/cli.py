@@ -26,6 +26,7 @@ from ft_launcher.dashboard.find import Seen, see, state_path
 from ft_launcher.dashboard.heard import silence
 from ft_launcher.dashboard.show import plain, tables
 from ft_launcher.errors import ConfigError
+from ft_launcher.printing import OutputError, out
 from ft_launcher.state.reading import BadJsonError, parse, read_bytes
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def show(path: Path, as_json: bool) -> None:
     for note in seen.notes:
         sys.stderr.write(f"ft-state: {plain(note)}\n")
     if as_json:
-        _out(json.dumps(seen.document, indent=1, allow_nan=False))
+        out(json.dumps(seen.document, indent=1, allow_nan=False))
     else:
         _print(seen)
 
@@ -77,10 +78,10 @@ def validate(path: Path) -> None:
     where = state_path(path)
     errors = _errors_in(_parsed(where))
     if not errors:
-        _out(f"{plain(str(where))}: valid")
+        out(f"{plain(str(where))}: valid")
         return
     more = len(errors) - _ERRORS_SHOWN
-    _out("\n".join([*errors[:_ERRORS_SHOWN], *([f"... and {more} more errors"] if more > 0 else [])]))
+    out("\n".join([*errors[:_ERRORS_SHOWN], *([f"... and {more} more errors"] if more > 0 else [])]))
     raise click.exceptions.Exit(1)
 
 
@@ -104,10 +105,10 @@ def watch(path: Path, once: bool, every_s: float) -> None:
         if found.document is None:
             raise ConfigError(found.notes[0] if found.notes else f"{path}: cannot be read")
         _print_all(rendered(found))
-    elif sys.stdout.isatty():
+    elif sys.stdout is not None and sys.stdout.isatty():
         live(Source(path), every_s)
     else:
-        lines(Source(path), every_s, _out)
+        lines(Source(path), every_s, out)
 
 
 @cli.command()
@@ -133,7 +134,7 @@ def serve(path: Path, host: str, port: int, token_file: Path | None, no_token: b
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with StateServer(host, port, Answers(source := Source(path), opened)) as server:
         where = source.look()
-        _out(f"serving {plain(str(where.path))} on {server.url}" + (" (asks for the token)" if token else ""))
+        out(f"serving {plain(str(where.path))} on {server.url}" + (" (asks for the token)" if token else ""))
         for note in where.notes:
             sys.stderr.write(f"ft-state: {plain(note)}\n")
         with contextlib.suppress(KeyboardInterrupt):
@@ -147,6 +148,8 @@ def main() -> NoReturn:
             stream.reconfigure(errors="backslashreplace")
     try:
         code = cli.main(standalone_mode=False) or 0
+    except OutputError as error:
+        code = 0 if error.silent else _fail(str(error))  # nobody reads any more: `| head -1`
     except ConfigError as error:
         code = _fail(str(error))
     except click.UsageError as error:
@@ -166,7 +169,7 @@ class _Page(io.StringIO):
     @property
     def encoding(self) -> str:  # type: ignore[override]
         """The encoding of stdout."""
-        return sys.stdout.encoding
+        return sys.stdout.encoding if sys.stdout is not None else "utf-8"
 
 
 def _print(seen: Seen) -> None:
@@ -177,13 +180,13 @@ def _print(seen: Seen) -> None:
 def _print_all(renderables: Iterable[RenderableType]) -> None:
     from rich.console import Console
 
-    terminal = sys.stdout.isatty()
+    terminal = sys.stdout is not None and sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal or os.environ.get("COLUMNS") else PIPED_WIDTH
     page = _Page()
     console = Console(file=page, width=width, force_terminal=terminal or None, highlight=False, emoji=False, markup=False)
     for number, table in enumerate(renderables):
         console.print(*([""] if number else []), table, sep="\n")
-    _out("\n".join(line.rstrip() for line in page.getvalue().split("\n")).rstrip("\n"))
+    out("\n".join(line.rstrip() for line in page.getvalue().split("\n")).rstrip("\n"))
 
 
 def _parsed(path: Path) -> object:
@@ -206,18 +209,6 @@ def _errors_in(value: object) -> list[str]:
     schema = json.loads(resources.files("ft_launcher.state").joinpath("ft_state.schema.json").read_text("utf-8"))
     found = jsonschema.Draft202012Validator(schema).iter_errors(value)
     return sorted(f"{plain(error.json_path)}: {plain(error.message)}" for error in found)
-
-
-def _out(text: str) -> None:
-    """Prints; where nobody reads any more (`| head -1`) ends the command, and keeps the interpreter's last flush from complaining."""
-    try:
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):
-            raise click.exceptions.Exit(0) from error
-        raise ConfigError(f"stdout: {error.strerror or error}") from error
 
 
 def _fail(line: str) -> int:

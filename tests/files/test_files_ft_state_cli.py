@@ -73,6 +73,14 @@ def test_a_log_dir_that_is_called_like_a_run_folder_is_a_log_dir(log_dir: Path) 
     assert "incidents and verdict are of" not in result.stderr
 
 
+@pytest.mark.parametrize("words", ["show", "show --json", "watch --once", "validate", "--help"])
+def test_a_closed_standard_output_is_no_traceback(log_dir: Path, words: str) -> None:
+    where = "" if words == "--help" else f" {log_dir}"
+    command = f"exec {sys.executable} -m ft_launcher.dashboard.cli {words}{where} >&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_text_in_the_file_cannot_drive_the_terminal(log_dir: Path) -> None:
     text = ft_state("show", log_dir).stdout
     assert "\x1b" not in text
@@ -219,7 +227,7 @@ def test_a_full_disk_behind_stdout_is_one_line(log_dir: Path) -> None:
     line = f"{sys.executable} -m ft_launcher.dashboard.cli show {log_dir} > /dev/full"
     result = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 2
-    assert result.stderr == "ft-state: stdout: No space left on device\n"
+    assert result.stderr == "ft-state: standard output cannot be written: No space left on device\n"
 
 
 def test_output_survives_an_ascii_locale_and_a_narrow_terminal(log_dir: Path) -> None:
