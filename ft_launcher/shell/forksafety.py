@@ -28,7 +28,7 @@ _SETTLE_S = 0.5  # a thread that has been joined stays in /proc for a moment
 
 def after_import() -> str | None:
     """The first sign, if any, that this process can no longer be forked. Cheap enough to ask after each module: two listings and, with torch, one fork."""
-    return threads() or child_processes() or uvm_open() or driver_initialised() or bad_fork_mark()
+    return stand_in() or threads() or child_processes() or uvm_open() or driver_initialised() or bad_fork_mark()
 
 
 def threads(settle_s: float = _SETTLE_S) -> str | None:
@@ -69,6 +69,14 @@ def driver_initialised() -> str | None:
     except (OSError, AttributeError):  # replaced on disk meanwhile, or no driver in spite of its name
         return None
     return None if code == _NOT_INITIALIZED else f"the CUDA driver is initialised (cuDeviceGetCount answers {code})"
+
+
+def stand_in() -> str | None:
+    """Something else calls itself torch: a file of that name beside the script, or an empty namespace. A fresh interpreter would import it, too, but nothing can be taken over from it."""
+    torch = sys.modules.get("torch")
+    if torch is None or hasattr(torch, "version"):
+        return None
+    return f"'torch' is {getattr(torch, '__file__', None) or 'a namespace without a file'}, which is not PyTorch; if that is not meant, rename it"
 
 
 def bad_fork_mark() -> str | None:

@@ -74,6 +74,19 @@ def test_closed_standard_descriptors(tmp_path: Path) -> None:
     assert list(tmp_path.glob("ft_logs/*/verdict.json"))
 
 
+@pytest.mark.parametrize("name", ["torch.py", "torch/__init__.py"])
+def test_a_stand_in_for_torch_beside_the_script_is_named_and_the_job_runs(launch: Launcher, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("x = 1\n")
+    script = tmp_path / "s.py"
+    script.write_text("import torch\nprint('x is', torch.x)\n")
+    job = launch("--preload", "torch", script=[str(script)])
+    assert job.wait() == 0, job.said()
+    assert f"'torch' is {tmp_path / name}, which is not PyTorch; if that is not meant, rename it" in job.said()
+    assert job.verdict()["cycles"] == 1
+    assert job.out.read_text().count("x is 1") == 4
+
+
 def test_a_module_that_hides_ours_is_explained(tmp_path: Path) -> None:
     hiding = tmp_path / "lib"
     hiding.mkdir()
