@@ -173,7 +173,7 @@ class _Page(io.StringIO):
 
 
 def _print(seen: Seen) -> None:
-    over = seen.verdict is not None or (seen.document["run"] or {}).get("outcome") is not None
+    over = (seen.verdict is not None and seen.other is None) or (seen.document["run"] or {}).get("outcome") is not None
     _print_all(tables(seen, silence(seen.document, over, time.time())))
 
 

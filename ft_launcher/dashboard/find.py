@@ -36,6 +36,12 @@ class Seen:
     incidents: tuple[tuple[str, dict[str, Any]], ...] = ()
     incident_count: int = field(default=0)
 
+    @property
+    def other(self) -> str | None:
+        """The folder's name where it is of another launch than the state: then incidents and verdict are, too."""
+        strange = self.run_folder is not None and other_launch(self.path, self.document, self.run_folder)
+        return self.run_folder.resolve().name if strange and self.run_folder is not None else None
+
 
 def state_path(given: Path) -> Path:
     """The ft_state.json that `given` means. Raises `ConfigError`, one line, where there is none."""

@@ -101,15 +101,27 @@ def _run(seen: Seen, silent: str | None) -> Table:
 
 
 def _outcome(seen: Seen, run: Mapping[str, Any]) -> list[tuple[str, str]]:
-    verdict = seen.verdict
+    verdict, other = seen.verdict, seen.other
+    own = [] if run.get("outcome") is None else [("outcome", _said(run))]
+    if other is not None:
+        return [*own, (f"but {plain(other)}", _verdict_of_another(verdict))]
     if verdict is None:
-        ended = run.get("outcome")
-        return (
-            [] if ended is None else [("outcome", f"{plain(ended)}, exit code {plain(run.get('exit_code'))}: {plain(run.get('reason'))}")]
-        )
-    said = f"{plain(verdict.get('outcome'))}, exit code {plain(verdict.get('exit_code'))}: {plain(verdict.get('reason'))}"
+        return own
     cause = verdict.get("first_cause")
-    return [("outcome", said), *([("first cause", f"{plain(cause.get('cause'))}, {culprit(cause)}")] if isinstance(cause, dict) else [])]
+    return [
+        ("outcome", _said(verdict)),
+        *([("first cause", f"{plain(cause.get('cause'))}, {culprit(cause)}")] if isinstance(cause, dict) else []),
+    ]
+
+
+def _verdict_of_another(verdict: Mapping[str, Any] | None) -> str:
+    """Of the launch whose folder was named, where the state is another's."""
+    said = "has no verdict.json: it still runs, or its launcher was killed" if verdict is None else _said(verdict)
+    return f"{said} (all above is of the run that has the state file now)"
+
+
+def _said(ended: Mapping[str, Any]) -> str:
+    return f"{plain(ended.get('outcome'))}, exit code {plain(ended.get('exit_code'))}: {plain(ended.get('reason'))}"
 
 
 def _timeouts(document: Mapping[str, Any]) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -103,6 +104,14 @@ def test_the_verdict_is_shown_and_a_run_folder_of_another_launch_is_said(log_dir
     assert result.returncode == 0
     assert "generation 1" in result.stderr
     assert "exit code 93" not in result.stdout
+    assert "but job7.1  has no verdict.json: it still runs, or its launcher was killed (all above is of the run" in " ".join(
+        result.stdout.split("\n")
+    )
+    write_verdict(other, Verdict("failed", 75, "not enough healthy nodes", 1, None))
+    text = ft_state("show", other).stdout
+    assert re.search(r"^but job7\.1 +failed, exit code 75: not enough healthy nodes \(all above is of the run", text, re.MULTILINE)
+    assert not re.search(r"^outcome", text, re.MULTILINE)
+    assert re.search(r"^but +no word of the launcher since", text, re.MULTILINE), "the state's own run is not over"
 
 
 def test_json_is_the_document(log_dir: Path) -> None:
