@@ -43,7 +43,8 @@ def _named(scene: Scene, rank: int, why: str) -> Blame:
 
 
 def _cannot(scene: Scene, why: str, suspects: Sequence[int]) -> Blame:
-    return Blame(None, f"the culprit cannot be told: {why}", suspects=tuple(suspects))
+    left = f"; {scene.ranks(sorted(scene.gone))} {'have' if len(scene.gone) > 1 else 'has'} left with exit 0" if scene.gone else ""
+    return Blame(None, f"the culprit cannot be told: {why}{left}", suspects=tuple(suspects))
 
 
 def _others(count: int) -> str:

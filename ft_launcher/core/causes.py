@@ -170,11 +170,15 @@ def exit_code_of(exit_: RankExit) -> int:
 def describe_failure(evidence: Evidence, failure: Failure, others: int) -> str:
     """`rank 2 (...) was killed by SIGKILL at iteration 41; 3 other ranks failed after it`."""
     after = f"; {others} other rank{'s' if others > 1 else ''} failed because of it" if others else ""
-    gone = sorted(exit_.rank for _, exit_ in evidence.left()) if failure.victim else []
+    gone = [exit_.rank for _, exit_ in evidence.left()]
     if gone:
-        names = ", ".join(map(str, gone[:4])) + (", ..." if len(gone) > 4 else "")
-        after += f"; {len(gone)} rank{'s' if len(gone) > 1 else ''} had left with exit 0 ({names})"
+        after += f"; {len(gone)} rank{'s' if len(gone) > 1 else ''} left with exit 0 ({some(gone)})"
     return f"{evidence.place(failure.exit.rank)} {failure.exit.describe()}{_at(evidence, failure.exit.rank)}{after}"
+
+
+def some(ranks: Sequence[int]) -> str:
+    """`3, 5, 6, 9, ...`: the first few of them, in order."""
+    return ", ".join(map(str, sorted(ranks)[:4])) + (", ..." if len(ranks) > 4 else "")
 
 
 def describe_leaver(evidence: Evidence, left: RankExit, first: Failure, others: int) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ft_launcher.core.actions import Commit, JobAction, RecordRecovery, Say, SetTimer
-from ft_launcher.core.causes import Evidence
+from ft_launcher.core.causes import Evidence, some
 from ft_launcher.core.decision import NOT_ENOUGH_NODES, RERUN_ELSEWHERE, RESULT_REJECTED, Decision
 from ft_launcher.core.drain import Drains
 from ft_launcher.core.events import JobEvent, NodeJoined, NodeLost, ProgressSeen, ReportReceived, Timer, TimerFired
@@ -326,8 +326,12 @@ class JobMachine(Drains, Overrules):
         idle_s = 0.0 if self._run.busy else self._now - self._run.worked_at
         if idle_s < grace_s:
             return [self._timer(Timer.EXIT_GRACE, grace_s - idle_s)]
-        left = self.topology.world - self.roster.left(self.state)
-        return self._finish(f"all ranks finished; {left} that had not left {grace_s:g} s after the first were ended")
+        done = {rank for r in self.roster.current(self.state) for rank, e in r.exits.items() if e.success}
+        left = [rank for rank in range(self.topology.world) if rank not in done]
+        who = f"rank {left[0]}, which had" if len(left) == 1 else f"{len(left)} ranks ({some(left)}) that had"
+        return self._finish(
+            f"all ranks finished; {who} not left after {grace_s:g} s without a step or a section, {'was' if len(left) == 1 else 'were'} ended"
+        )
 
     def on_timer_ending(self, event: TimerFired) -> list[JobAction]:
         """Nodes that have not acknowledged in time cannot take ranks any more."""

@@ -28,7 +28,7 @@ def test_a_rank_that_hangs_in_its_own_exit_after_success_does_not_spoil_it(launc
     job = launch("--exit-grace", "1", script=[str(script)])
     assert job.wait() == 0, job.said()
     assert job.verdict()["outcome"] == "finished"
-    assert "1 that had not left 1 s after the first were ended" in job.verdict()["reason"]
+    assert "rank 1, which had not left after 1 s without a step or a section, was ended" in job.verdict()["reason"]
     assert job.verdict()["cycles"] == 1
 
 

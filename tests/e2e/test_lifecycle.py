@@ -226,7 +226,7 @@ def test_without_a_client_silence_is_no_hang(launch: Launcher) -> None:
 def test_stragglers_get_their_grace_and_the_job_succeeds(launch: Launcher) -> None:
     job = launch("--exit-grace", "1", steps=3, plan=[{"rank": 2, "at": "end", "do": "hang"}])
     assert job.wait() == 0, job.said()
-    assert "1 that had not left 1 s after the first were ended" in job.verdict()["reason"]
+    assert "rank 2, which had not left after 1 s without a step or a section, was ended" in job.verdict()["reason"]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
