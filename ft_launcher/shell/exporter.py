@@ -50,6 +50,7 @@ class Exporter:
         self._iteration: int | None = None
         self._exported_at_s = 0.0
         self._refused = 0
+        self._told_of_another = False
         self._client_known = False
         self._restarted = (-1, 0.0)
         self._timer: asyncio.TimerHandle | None = None
@@ -58,12 +59,6 @@ class Exporter:
         loaded = self._file.load()
         for note in loaded.notes:
             say(note)
-        other = doc.still_written(loaded.document, config.run_id, utc_now())
-        if other is not None:
-            say(
-                f"{config.ft_state}: run {other} has written here within the last {2 * doc.STATED_EVERY_S:.0f} s and has not ended: "
-                "if it goes on, each will overwrite the other's state; give each a --log-dir or --ft-state of its own"
-            )
         self.document = doc.begin_run(loaded.document, self._run_info(folder))
         self._ledger: Ledger = ledger_in(self.document, utc_now())
         self.document = doc.with_timeouts(self.document, self._fixed_timeouts(), utc_now())
@@ -132,6 +127,13 @@ class Exporter:
         self._refused = self._refused + 1 if saved.newer_there else 0
         for note in saved.notes if self._refused in (0, REFUSALS) else ():
             self._say(note)
+        other = doc.still_written(saved.replaced, self._config.run_id, utc_now())
+        if other is not None and not self._told_of_another:
+            self._told_of_another = True
+            self._say(
+                f"{self._config.ft_state}: run {other} has written here within the last {2 * doc.STATED_EVERY_S:.0f} s and has not ended: "
+                "if it goes on, each overwrites the other's state; give each a --log-dir or --ft-state of its own"
+            )
 
     def committed(self, job: JobState, revision: int) -> None:
         """Phase, cycle and budgets as they now are."""

@@ -38,14 +38,15 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """`document` is what the file holds now; `written` is False where a newer document of the same run was there, or nothing needed to be
-    done.
+    """`document` is what the file holds now, `replaced` what it held before; `written` is False where a newer document of the same run was
+    there, or nothing needed to be done.
     """
 
     document: Document
     written: bool
     notes: tuple[str, ...] = ()
     newer_there: bool = False
+    replaced: Document | None = None
 
 
 class FtStateFile:
@@ -121,7 +122,7 @@ class FtStateFile:
             discard(temp)
             raise
         commit(temp, self.path)
-        return Saved(merged, written=True, notes=(*notes, *plain_notes, *self._copy(data)))
+        return Saved(merged, written=True, notes=(*notes, *plain_notes, *self._copy(data)), replaced=disk)
 
     def _on_disk(self, seen: Look) -> tuple[Document | None, list[str]]:
         """What was last written, from the file or, where that is no longer ours, from the copy."""

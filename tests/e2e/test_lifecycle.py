@@ -113,14 +113,16 @@ def test_a_lost_fence_ends_the_job_only_where_another_run_has_the_folder(
     assert "FenceLost: fence 1 is superseded by fence 2 of run " in job.said()
 
 
-def test_a_second_launch_that_shares_the_state_file_is_warned(launch: Launcher, tmp_path: Path) -> None:
-    state = ("--ft-state", str(tmp_path / "shared.json"))
-    first = launch("--run-id", "one", *state, plan=[{"rank": 0, "at": 3, "do": "hang"}])
+def test_launches_that_share_the_state_file_are_warned_each(launch: Launcher, tmp_path: Path, marks: Path) -> None:
+    state, forever = ("--ft-state", str(tmp_path / "shared.json")), {"steps": 100_000, "step_s": 0.05}
+    first = launch("--run-id", "one", *state, **forever)
     first.wait_for(lambda: (tmp_path / "shared.json").exists(), "a state")
-    second = launch("--run-id", "two", *state, steps=2)
-    assert second.wait() == 0, second.said()
-    assert "run one has written here within the last 30 s and has not ended" in second.said()
-    assert "has written here" not in first.said()
+    second = launch("--run-id", "two", *state, **forever)
+    second.wait_for(lambda: "run one has written here within the last 30 s and has not ended" in second.said(), "a word to the second")
+    first.wait_for(lambda: "run two has written here within the last 30 s and has not ended" in first.said(), "a word to the first")
+    second.process.send_signal(signal.SIGTERM)
+    assert second.wait() == 143, second.said()
+    assert second.said().count("has written here") == 1
 
 
 def test_a_misspelt_section_is_said_once_by_one_rank(launch: Launcher, tmp_path: Path) -> None:
