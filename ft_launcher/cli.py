@@ -27,7 +27,7 @@ from ft_launcher.edge import table, torchrun
 from ft_launcher.edge.sources import Reader, Setting, environment_notes, gather
 from ft_launcher.edge.values import nearest, show
 from ft_launcher.errors import BugError, ConfigError, FTError
-from ft_launcher.printing import OutputError, out, printing
+from ft_launcher.printing import OutputError, last_line, out, printing
 
 if TYPE_CHECKING:
     from ft_launcher.config import Config
@@ -81,7 +81,7 @@ def run(args: Sequence[str]) -> int:
     except click.ClickException as error:
         return _fail(_usage_line(error), 2)
     except BugError as bug:
-        click.echo(f"ft-launch: bug: {bug}", err=True)
+        last_line(f"ft-launch: bug: {bug}")
         return bug.exit_code
     except OutputError as error:
         return error.exit_code if error.silent else _fail(str(error), error.exit_code)
@@ -94,7 +94,7 @@ def run(args: Sequence[str]) -> int:
 def _fail(message: str, code: int) -> int:
     """One line, whatever the message holds: a file name may contain a newline."""
     line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in message)
-    click.echo(f"ft-launch: error: {line}", err=True)
+    last_line(f"ft-launch: error: {line}")
     return code
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import select
-import sys
 from contextlib import suppress
 
 from ft_launcher.shell.writer import Keep, Writer
@@ -50,10 +49,3 @@ class Console:
         with suppress(OSError):
             while data:
                 data = data[os.write(self._fd, data) :]
-
-
-def plain_error(text: str) -> None:
-    """One line on standard error before or after a console exists."""
-    with suppress(OSError):
-        sys.stderr.write(f"ft-launch: error: {text}\n")
-        sys.stderr.flush()

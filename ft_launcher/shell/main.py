@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from ft_launcher import report
@@ -23,6 +24,7 @@ from ft_launcher.shell.agent import Agent, Surroundings, Tell
 from ft_launcher.shell.console import Console
 from ft_launcher.shell.controller import Controller, Job, Neighbours
 from ft_launcher.shell.device_ids import Devices, find_devices
+from ft_launcher.shell.ears import Ears
 from ft_launcher.shell.exporter import Exporter
 from ft_launcher.shell.health import CHECK_S, Gate, Outlook
 from ft_launcher.shell.health_clearing import Clearing
@@ -52,24 +54,41 @@ REAP_S = 30.0
 def run(config: Config, environ: Mapping[str, str] | None = None) -> int:
     """Launch and supervise until the job is done; returns the exit code. Raises FTError for what the user or the platform got wrong."""
     _reserve_standard_descriptors()
-    _overlook({signal.SIGUSR1, signal.SIGUSR2, *config.forward_signals} - STOP_SIGNALS)
-    environ = dict(os.environ if environ is None else environ)
-    devices = find_devices(config.nproc, environ)
-    folder = create_run_folder(config.log_dir, config.run_id) if config.store.kind == "memory" else None
-    linux.become_subreaper()
-    console = Console()
-    console.start()
+    with closing(Ears()) as ears:
+        ears.overlook(_notices(config))  # one ahead of a pre-emption must not end a launcher that has no ranks yet
+        environ = dict(os.environ if environ is None else environ)
+        given = _Given(config, environ, find_devices(config.nproc, environ), ears, Console())
+        folder = create_run_folder(config.log_dir, config.run_id) if config.store.kind == "memory" else None
+        linux.become_subreaper()
+        return _run(given, folder)
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What the launcher has before it knows of anybody else."""
+
+    config: Config
+    environ: Mapping[str, str]
+    devices: Devices
+    ears: Ears
+    console: Console
+
+
+def _run(given: _Given, folder: RunFolder | None) -> int:
+    given.console.start()
     try:
-        return asyncio.run(_enter(config, environ, console, folder, devices))
+        return asyncio.run(_enter(given, folder))
     except FinishedError as finished:
-        console.say(str(finished))
+        given.console.say(str(finished))
         return finished.code
     finally:
-        for number in (
-            STOP_SIGNALS
-        ):  # all is over: a signal must not turn the code that was concluded into its own, and Python gives other handlers up at its end
-            signal.signal(number, signal.SIG_IGN)
-        console.close(FLUSH_S)
+        given.ears.close()
+        given.console.close(FLUSH_S)
+
+
+def _notices(config: Config) -> set[int]:
+    """The signals that do not stop the job."""
+    return {signal.SIGUSR1, signal.SIGUSR2, *config.forward_signals} - STOP_SIGNALS
 
 
 def _reserve_standard_descriptors() -> None:
@@ -79,12 +98,6 @@ def _reserve_standard_descriptors() -> None:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
-
-
-def _overlook(numbers: Iterable[int]) -> None:
-    """Until there are ranks nobody is to be told: a notice ahead of a pre-emption must not end a launcher that still waits for others. Not SIG_IGN, which children inherit."""
-    for number in numbers:
-        signal.signal(number, lambda *_: None)
 
 
 def _failed(files: Files, error: Exception) -> FTError:
@@ -97,13 +110,14 @@ def _failed(files: Files, error: Exception) -> FTError:
     return known
 
 
-async def _enter(config: Config, environ: Mapping[str, str], console: Console, folder: RunFolder | None, devices: Devices) -> int:
+async def _enter(given: _Given, folder: RunFolder | None) -> int:
     """Join the job, then run it."""
+    config, console = given.config, given.console
     presence: Presence
     if folder is not None:
-        presence = Alone(config, folder.generation, devices.names)
+        presence = Alone(config, folder.generation, given.devices.names)
     else:
-        presence = await _joined(config, environ, console, devices)
+        presence = await _joined(given)
         folder = create_run_folder(config.log_dir, config.run_id, presence.generation)
     writer = Writer(lambda text: console.say(text, "warning"))
     files = Files(folder, writer, Journal(writer, folder.journal(config.node_id), config.node_id), console)
@@ -111,7 +125,7 @@ async def _enter(config: Config, environ: Mapping[str, str], console: Console, f
     tail = LogTail(1, config.topology.world, console.say)
     tail.start()
     try:
-        return await _launch(config, environ, devices, presence, files, tail)
+        return await _launch(given, presence, files, tail)
     except (FTError, OSError, MemoryError) as error:
         raise _failed(files, error) from error
     finally:
@@ -120,17 +134,17 @@ async def _enter(config: Config, environ: Mapping[str, str], console: Console, f
         await asyncio.to_thread(writer.close, FLUSH_S)
 
 
-async def _joined(config: Config, environ: Mapping[str, str], console: Console, devices: Devices) -> Shared:
+async def _joined(given: _Given) -> Shared:
     """A stop signal while joining ends the attempt."""
-    loop, task = asyncio.get_running_loop(), asyncio.create_task(Shared.enter(config, environ, console.say, devices.names))
+    task = asyncio.create_task(Shared.enter(given.config, given.environ, given.console.say, given.devices.names))
     stopped: list[int] = []
 
     def stop(number: int) -> None:
         stopped.append(number)
         task.cancel()
 
-    for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, stop, number)
+    given.ears.hear(STOP_SIGNALS, stop)
+    task.add_done_callback(lambda _: given.ears.leave())
     try:
         return await task
     except asyncio.CancelledError:
@@ -204,7 +218,8 @@ def _clearing(config: Config, environ: Mapping[str, str], devices: Devices, file
     return Clearing(gate, ProgressFile(config.progress_file) if config.progress_file is not None else None)
 
 
-async def _launch(config: Config, environ: Mapping[str, str], devices: Devices, presence: Presence, files: Files, tail: LogTail) -> int:
+async def _launch(given: _Given, presence: Presence, files: Files, tail: LogTail) -> int:
+    config, environ, devices = given.config, given.environ, given.devices
     forwarded = frozenset(config.forward_signals) - STOP_SIGNALS
     node = NodeOptions(
         config.node_id,
@@ -221,7 +236,8 @@ async def _launch(config: Config, environ: Mapping[str, str], devices: Devices, 
     around = Surroundings(config, presence.store, presence.keys, files, tail, tell, presence.in_touch, clearing, presence.away)
     agent = Agent(around, nursery, node, (presence.host, presence.listen_on))
     _announce(config, files)
-    _catch_signals(agent, forwarded)
+    given.ears.hear(STOP_SIGNALS | _notices(config), agent.on_signal)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     disk = asyncio.create_task(DiskSpace(files.folder.path, files.console.say).watch(files.writer))
     hooks = Hooks(agent.set_lease, agent.busy, agent.training, agent.fail, agent.look)
     governing = asyncio.create_task(presence.govern(_controllers(config, presence, files), hooks))
@@ -238,13 +254,6 @@ async def _launch(config: Config, environ: Mapping[str, str], devices: Devices, 
 def _on_governing_done(task: asyncio.Task[None], agent: Agent) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         agent.fail(error)
-
-
-def _catch_signals(agent: Agent, forwarded: frozenset[int]) -> None:
-    loop = asyncio.get_running_loop()
-    for number in sorted(STOP_SIGNALS | forwarded | {signal.SIGUSR1, signal.SIGUSR2}):
-        loop.add_signal_handler(number, agent.on_signal, number)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
 
 def _announce(config: Config, files: Files) -> None:

@@ -191,15 +191,44 @@ def test_a_stuck_terminal_stalls_nobody(tmp_path: Path) -> None:
     assert [log.stat().st_size for log in logs] == [20000 * 101] * 2
 
 
-def test_a_signal_after_the_end_does_not_change_the_code(tmp_path: Path) -> None:
-    """The job is over, and the launcher only waits a little for a console that takes nothing."""
-    (tmp_path / "s.py").write_text("")
+def full_pipe() -> tuple[int, int]:
+    """Its two ends. A write to the second one waits for ever."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with contextlib.suppress(BlockingIOError):
         while True:
             os.write(writing, b"x" * 4096)
     os.set_blocking(writing, True)
+    return reading, writing
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["--tp", "0", "s.py"], 2), (["--store", "etcd://127.0.0.1:9", "--nnodes", "2", "--run-id", "r", "--store-timeout", "1", "s.py"], 69)],
+)
+def test_a_stuck_terminal_does_not_keep_a_failed_launch_alive(tmp_path: Path, arguments: list[str], code: int) -> None:
+    """The line about it waits for a while; then the code is all that there is, and whoever waits for it gets it."""
+    (tmp_path / "s.py").write_text("")
+    reading, writing = full_pipe()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "ft_launcher", *arguments],
+            cwd=tmp_path,
+            stdout=subprocess.DEVNULL,
+            stderr=writing,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == code
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_signal_after_the_end_does_not_change_the_code(tmp_path: Path) -> None:
+    """The job is over, and the launcher only waits a little for a console that takes nothing."""
+    (tmp_path / "s.py").write_text("")
+    reading, writing = full_pipe()
     command = [sys.executable, "-m", "ft_launcher", "--nproc-per-node", "1", "--preload", "json", "--run-id", "r", "s.py"]
     job = subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=writing)
     sent = 0
