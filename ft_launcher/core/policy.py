@@ -196,7 +196,8 @@ def _charged(evidence: Evidence, budgets: Budgets, cause: str, rule: int, found:
         by_node = {**budgets.node_failures, culprit.node: budgets.node_failures.get(culprit.node, 0) + 1}
         budgets = replace(budgets, node_failures=by_node)
     if used > limit:
-        reason = f"{said}; --max-restarts {limit} {'is' if limit == 1 else 'are'} used up"
+        bound = f"{limit} {'is' if limit == 1 else 'are'} used up" if limit else "0 allows no restart"
+        reason = f"{said}; --max-restarts {bound}"
         code = exit_code_of(failure.exit) if failure else 1
         verdict = Verdict(Outcome.FAILED, code, reason, first_cause(evidence, failure, cause, culprit))
         return Decision(Do.STOP, rule, cause, reason, budgets, verdict, culprit)

@@ -39,6 +39,11 @@ def tables(seen: Seen, silent: str | None = None) -> Iterable[RenderableType]:
         yield _earlier(document["earlier_runs"])
 
 
+def counted(value: object, noun: str) -> str:
+    """`1 node`, `2 nodes`, and `- nodes` where it is not known."""
+    return f"{plain(value)} {noun}{'' if value == 1 else 's'}"
+
+
 def plain(value: object) -> str:
     """Any value as text that is safe to print: no control or surrogate characters, bounded."""
     text = (
@@ -84,13 +89,16 @@ def _run(seen: Seen, silent: str | None) -> Table:
         _rows(table, [("state", f"{plain(str(seen.path))}: no run yet, timeouts only")])
         return table
     where = f"cycle {plain(run.get('cycle'))}, {plain(run.get('phase'))} since {plain(run.get('since'))}, iteration {plain(run.get('iteration'))}"
-    size = f"{plain(run.get('world_size'))} ranks on {plain(run.get('nodes'))} nodes x {plain(run.get('nproc_per_node'))}, {plain(run.get('spares'))} spares"
+    world, nodes, slots, spares = (
+        counted(run.get(key), noun)
+        for key, noun in (("world_size", "rank"), ("nodes", "node"), ("nproc_per_node", "slot"), ("spares", "spare"))
+    )
     args = run.get("args")
     script = " ".join(plain(word) for word in [run.get("script"), *(args if isinstance(args, list) else [])])
     _rows(table, [
         ("run", f"{plain(run.get('id'))}, generation {plain(run.get('generation'))}, started {plain(run.get('started'))}"),
         ("script", plain(script)),
-        ("topology", f"{coords(run.get('topology'))}: {size}"),
+        ("topology", f"{coords(run.get('topology'))}: {world} on {nodes} x {slots}, {spares}"),
         ("now", where),
         *([("but", plain(silent))] if silent else []),
         ("as of", f"{plain(run.get('written'))} in {plain(str(seen.path))}"),

@@ -107,6 +107,7 @@ class Agent:
         self._watch.elsewhere = around.clearing.iteration
         self._lookout = Lookout(self._watch, around.files, lambda cycle, ranks: nursery.signal(cycle, ranks, STACKS_SIGNAL))
         self._rank_files = RankFiles(config, around.files)
+        self._slips = Slips(self._warn)
         self._stop = StopRequest(around.away, self.feed, config.term_grace_s)
         self._events: deque[NodeEvent] = deque()
         self._feeding = False
@@ -199,10 +200,9 @@ class Agent:
 
     async def _tell_samples(self) -> None:
         """Once a second: how long this node's ranks took for what they did, and under which names."""
-        slips = Slips(self._warn)
         while True:
             await asyncio.sleep(SAMPLES_EVERY_S)
-            slips.look(*self._watch.names_of(0))
+            self._slips.look(*self._watch.names_of(0))
             if self._around.config.learn_timeouts and (samples := self._watch.samples()):
                 self._around.tell.samples(self._machine.cycle, samples)
 
@@ -353,6 +353,7 @@ class Agent:
 
     def on_reaped(self, cycle: int, left: tuple[int, ...], seconds: float) -> None:
         """Nothing of the cycle is left here."""
+        self._slips.look(*self._watch.names_of(0))
         progress, reruns = self._watch.progress(), on_pages(self._watch.pages())
         self._watch.close()
         self._lookout.end()

@@ -139,6 +139,14 @@ def test_a_misspelt_section_is_said_once_by_one_rank(launch: Launcher, tmp_path:
     assert job.said().count("uses a section") == 1
 
 
+def test_a_misspelt_section_of_a_short_life_is_said_at_its_end(launch: Launcher, tmp_path: Path) -> None:
+    script = tmp_path / "slip.py"
+    script.write_text("from monitors.client import attach\nwith attach().section('steps'):\n    pass\n")
+    job = launch(script=[str(script)])
+    assert job.wait() == 0, job.said()
+    assert job.said().count("uses a section 'steps'") == 1
+
+
 @pytest.mark.parametrize(
     ("do", "value", "code"),
     [("exit", 7, 7), ("signal", 11, 139), ("exit", 75, 1), ("exit", 93, 1), ("exit", 16, 16), ("exit", 17, 17), ("raise", "boom", 1)],
@@ -150,6 +158,7 @@ def test_exit_codes(launch: Launcher, do: str, value: object, code: int) -> None
     assert verdict["exit_code"] == code
     assert verdict["first_cause"]["rank"] == 1
     assert verdict["first_cause"]["coords"] == {"tp": 1, "cp": 0, "dp": 0, "pp": 0}
+    assert ("--max-restarts 0 allows no restart" in verdict["reason"]) == (code not in {16, 17})
     if do == "raise":
         assert "ValueError: boom" in verdict["reason"]
         assert verdict["first_cause"]["error"]["message"] == "ValueError: boom"

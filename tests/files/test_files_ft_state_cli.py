@@ -58,7 +58,7 @@ def test_show_says_everything_and_every_way_to_name_it_gives_the_same(log_dir: P
         assert result.stdout == results[0].stdout
     text = results[0].stdout
     for part in (
-        "job7, generation 0", "tp=2,pp=2,dp=1", "4 ranks on 1 nodes", "cycle 1, running since", "iteration 42", "learned from 200 samples", "never",
+        "job7, generation 0", "tp=2,pp=2,dp=1", "4 ranks on 1 node x 4 slots", "cycle 1, running since", "iteration 42", "learned from 200 samples", "never",
         "rank 3 was killed", "83 ms", "4 ms", "0..17", "rank 3 (tp=1,cp=0,dp=0,pp=1) on", "Incidents (last 1 of 1)", "restart in place", "node-a/3",
         "transient", "unlimited", "restarts", "out-of-section",
     ):  # fmt: skip

@@ -102,7 +102,7 @@ export function about(doc) {
   const rows = [
     ["started", run ? moment(run.started) : "-"],
     ["topology", run ? Object.entries(run.topology).map(([name, value]) => `${name} ${value}`).join(", ") : "-"],
-    ["nodes", run ? `${run.nodes} with ${run.nproc_per_node} ranks each` : "-"],
+    ["nodes", run ? `${run.nodes} with ${run.nproc_per_node} ${run.nproc_per_node === 1 ? "rank" : "ranks"} each` : "-"],
     ["launcher", run?.launcher || "-"],
     ["reason", derived.verdict?.reason || derived.reason || "-"],
     ["state file", derived.path],
