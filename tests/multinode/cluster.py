@@ -28,6 +28,8 @@ from tests.store.proxy import Proxy
 WORKER = Path(__file__).with_name("worker.py")
 NO_TORCH = Path(__file__).with_name("notorch")
 PATIENCE_S = 90.0
+SAVE_S = 1.5
+"""A rank that leaves so long after it was told breaks nobody's connection who has yet to be told."""
 
 
 def alive(pid: int) -> bool:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 
-from tests.multinode.cluster import Cluster, gone
+from tests.multinode.cluster import SAVE_S, Cluster, gone
 from tests.multinode.conftest import Make
 
 
@@ -102,7 +102,7 @@ def test_no_drain_for_a_job_that_is_told_to_stop_meanwhile(make: Make) -> None:
     """One node is told, and before its ranks have left the others are, too: then nothing starts again."""
     job = make(nproc=1)
     job.options = ("--term-grace", "1000")
-    job.conf["plan"] = [{"at": 1, "do": "leave_on_term", "value": 0}]
+    job.conf["plan"] = [{"at": 1, "do": "leave_on_term", "value": 0, "save_s": SAVE_S}]
     job.start("n0", "n1")
     job.until(lambda: len(job.lines("acts.jsonl")) == 2, "handlers are there")
     job.add_spares("s0")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.multinode.cluster import PATIENCE_S, Cluster, gone
+from tests.multinode.cluster import PATIENCE_S, SAVE_S, Cluster, gone
 from tests.multinode.conftest import Make
 from tests.store.etcd_server import EtcdServer
 
@@ -96,7 +96,7 @@ def test_a_stop_while_waiting_for_a_spare(make: Make) -> None:
 def test_all_stop_while_the_store_is_away_and_their_ranks_leave_first(make: Make, etcd: EtcdServer, how: str) -> None:
     job = make([etcd.endpoint], nproc=2)
     job.options = ("--store-timeout", f"{LONG_S:g}", "--term-grace", f"{LONG_S:g}")
-    job.conf["plan"] = [{"at": 1, "do": "leave_on_term", "value": 0}]
+    job.conf["plan"] = [{"at": 1, "do": "leave_on_term", "value": 0, "save_s": SAVE_S}]
     job.start("n0", "n1")
     job.until(lambda: len(job.lines("acts.jsonl")) == 4, "handlers are there")
     job.add_spares("s0")

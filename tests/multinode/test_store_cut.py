@@ -113,7 +113,7 @@ def test_trouble_of_the_store_touches_no_rank(make: Make, etcd: EtcdServer, trou
 
 def test_a_node_comes_back_while_the_store_restarts(make: Make, etcd: EtcdServer) -> None:
     """A store that restarts renews every lease in full, also a dead agent's: its successor waits for longer, and is not refused."""
-    job = make([etcd.endpoint], ttl_s=3).start("n0", "n1")
+    job = make([etcd.endpoint], ttl_s=8).start("n0", "n1")  # the successor has to come while the lease is there
     job.until_step(0)
     job["n1"].power_off()
     job.start("n1")

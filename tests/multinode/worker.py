@@ -1,7 +1,7 @@
 """A training script for tests with several nodes: no torch, every step depends on every rank, and it leaves evidence.
 
 argv[1]: JSON {"marks": folder, "steps": N, "step_s": s, "plan": [{"rank": r, "cycle": c, "at": i, "do": WHAT, "value": v}], "save_every": n, "pace": file, "until": file that ends it}
-WHAT: exit CODE | signal N | hang | raise TEXT | leave_on_term CODE | slow_start S (before the first step)
+WHAT: exit CODE | signal N | hang | raise TEXT | leave_on_term CODE (after save_s seconds) | slow_start S (before the first step)
 
 Rank 0 is a barrier over TCP: whoever dies breaks everybody's connection, whoever is frozen blocks everybody, as collectives would. Evidence in `marks`:
 `life.jsonl` (who began where), `steps.<rank>` (`cycle:iteration` of each completed step), `commits.jsonl` (claims, commits and refusals of the
@@ -127,7 +127,7 @@ def act(item):
     if what == "slow_start":
         time.sleep(value)
     if what == "leave_on_term":
-        signal.signal(signal.SIGTERM, lambda *_: (append("term.jsonl"), sys.exit(value)))
+        signal.signal(signal.SIGTERM, lambda *_: (append("term.jsonl"), time.sleep(item.get("save_s", 0)), sys.exit(value)))
 
 
 def pace():
