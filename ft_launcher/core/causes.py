@@ -79,14 +79,20 @@ class Evidence:
         """The ranks that have left with 0 by themselves."""
         return [(r.node_id, e) for r in self.reports for e in r.exits.values() if e.success and not e.ended]
 
-    def left_early(self) -> RankExit | None:
-        """The one rank that left with 0, where all failures are those of ranks that lost a peer: they lost this one. None where several did: that is how jobs end, too."""
+    def deserters(self) -> list[RankExit]:
+        """The ranks that left with 0, where all failures are those of ranks that lost a peer: they may have lost these. In rank order; none where one of them left after all."""
         failures, left = self.failures(), self.left()
-        if len(left) != 1 or not failures or not failures[0].victim:
-            return None
-        node, exit_ = left[0]
-        earlier = min((f.exit.failed_ns for f in failures if f.node_id == node), default=exit_.failed_ns)
-        return exit_ if exit_.failed_ns <= earlier + SIGNAL_LEAD_NS else None
+        if not left or not failures or not failures[0].victim:
+            return []
+        earliest = {node: min((f.exit.failed_ns for f in failures if f.node_id == node), default=None) for node, _ in left}
+        before = [e for node, e in left if (first_ns := earliest[node]) is None or e.failed_ns <= first_ns + SIGNAL_LEAD_NS]
+        return sorted(before, key=lambda e: e.rank) if len(before) == len(left) else []
+
+    def left_early(self) -> RankExit | None:
+        """Of the deserters the one that is the cause: the only one, or the first that left in the middle of a step. Without a step it may be the job's end, where all leave."""
+        left = self.deserters()
+        amid = [e for e in left if (seen := self.progress().get(e.rank)) is not None and seen.stepping]
+        return left[0] if len(left) == 1 else amid[0] if amid else None
 
     def hangs(self) -> list[tuple[str, Hang]]:
         """Confirmed hangs, the one that stood still longest first."""
@@ -183,9 +189,24 @@ def some(ranks: Sequence[int]) -> str:
 
 def describe_leaver(evidence: Evidence, left: RankExit, first: Failure, others: int) -> str:
     """`rank 2 (...) left with exit 0 at iteration 41 while others were at work; 3 other ranks failed because of it, first rank 1 (...) exited with code 1 (...)`."""
-    first_said = f"{evidence.place(first.exit.rank)} {first.exit.describe()}"
-    whom = f"{others} other rank{'s' if others > 1 else ''} failed because of it, first {first_said}"
-    return f"{evidence.place(left.rank)} left with exit 0{_at(evidence, left.rank)} while others were at work; {whom}"
+    rest = [exit_.rank for exit_ in evidence.deserters() if exit_ is not left]
+    too = f", as {_ranks(rest)} did," if rest else ""
+    whom = f"{others} other rank{'s' if others > 1 else ''} failed because of it, first {_first_said(evidence, first)}"
+    return f"{evidence.place(left.rank)} left with exit 0{_at(evidence, left.rank)}{too} while others were at work; {whom}"
+
+
+def describe_leavers(evidence: Evidence, left: Sequence[RankExit], first: Failure, others: int) -> str:
+    """`ranks 2, 3 left with exit 0; 2 others lost their peers, first rank 1 (...) exited with code 1 (...); whether those left too early cannot be told`."""
+    lost = f"{others} others lost their peers, first" if others > 1 else "1 other lost its peers:"
+    return f"{_ranks([e.rank for e in left])} left with exit 0; {lost} {_first_said(evidence, first)}; whether those left too early cannot be told"
+
+
+def _first_said(evidence: Evidence, first: Failure) -> str:
+    return f"{evidence.place(first.exit.rank)} {first.exit.describe()}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {some(ranks)}"
 
 
 def _at(evidence: Evidence, rank: int) -> str:

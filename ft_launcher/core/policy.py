@@ -9,7 +9,16 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from ft_launcher.core.causes import Evidence, Failure, cause_word, describe_failure, describe_leaver, error_place, exit_code_of
+from ft_launcher.core.causes import (
+    Evidence,
+    Failure,
+    cause_word,
+    describe_failure,
+    describe_leaver,
+    describe_leavers,
+    error_place,
+    exit_code_of,
+)
 from ft_launcher.core.decision import NO_PROGRESS, RERUN_ELSEWHERE, RESULT_REJECTED, Decision, Do, Rule, first_cause
 from ft_launcher.core.evidence import signal_name
 from ft_launcher.core.rerun_policy import rerun_elsewhere
@@ -61,8 +70,8 @@ def _earned(evidence: Evidence, further: bool) -> int:
     return int(evidence.lasted_s // stretch_s) if further and stretch_s > 0 else 0
 
 
-def _failure(evidence: Evidence) -> tuple[Failure, str, Culprit] | None:
-    """The first failure, its sentence, and its rank as the culprit; or the rank that left early, where all failures are because of that."""
+def _failure(evidence: Evidence) -> tuple[Failure, str, Culprit | None] | None:
+    """The first failure, its sentence, and its rank as the culprit; or a rank that left early, where all failures are because of that; or nobody, where that may be."""
     failures = evidence.failures()
     if not failures:
         return None
@@ -70,6 +79,8 @@ def _failure(evidence: Evidence) -> tuple[Failure, str, Culprit] | None:
     if left is not None:
         said = describe_leaver(evidence, left, first, len(failures))
         return first, said, evidence.culprit(left.rank, said)
+    if gone := evidence.deserters():
+        return first, describe_leavers(evidence, gone, first, len(failures)), None
     said = describe_failure(evidence, first, len(failures) - 1)
     return first, said, evidence.culprit(first.exit.rank, said)
 
@@ -146,7 +157,7 @@ def no_progress(evidence: Evidence, budgets: Budgets) -> Decision | None:
         first, last, culprit = found
         said, cause = f"; last: {last}", cause_word(first)
     elif evidence.hangs():
-        hung, culprit = _hang(evidence)
+        hung, culprit = describe_hang(evidence)
         said = f"; last: {hung}"
     reason = f"no progress: {budgets.stuck_cycles} cycles in a row without going beyond {best}{said}"
     record = first_cause(evidence, found[0] if found else None, cause, culprit)
@@ -221,11 +232,11 @@ def hang(evidence: Evidence, budgets: Budgets) -> Decision | None:
     """Rule 9: a confirmed hang, unless a rank had failed by itself; ranks that failed because their peers were ended are its victims."""
     if not evidence.hangs() or any(not f.victim for f in evidence.failures()):
         return None
-    said, culprit = _hang(evidence)
+    said, culprit = describe_hang(evidence)
     return _charged(evidence, budgets, "hang", 9, (None, said, culprit))
 
 
-def _hang(evidence: Evidence) -> tuple[str, Culprit | None]:
+def describe_hang(evidence: Evidence) -> tuple[str, Culprit | None]:
     """The hang in one sentence, and whose it is, where that can be told."""
     found, blame = evidence.hangs(), evidence.blame()
     _, first = found[0]
