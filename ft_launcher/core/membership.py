@@ -175,6 +175,8 @@ class Membership:
         member.quiet_since, member.asked_at, member.answered_at = None, now, now
         if member.suspect_since is None:
             return []
+        if now - member.suspect_since < self.rules.silent_s:
+            return []  # it may be about to leave: its lease is the first that it gives up
         if self._all_suspect():
             return self._once(node_id, member, "all", "all leases ended at once and it answers: the store is in trouble, not the nodes")
         return self._once(

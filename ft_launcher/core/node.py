@@ -341,7 +341,9 @@ class NodeMachine:
         """Stop signals are the controller's to weigh; the others go to each rank's own process, once."""
         if event.signal in STOP_SIGNALS and self._spare():
             self._become(NodePhase.LEFT)
-            return [Say(f"{signal_name(event.signal)}: node {self.options.node_id} holds no ranks and leaves; the job goes on"), Leave(0)]
+            ends = self.job is not None and (self.job.stop_signal is not None or self.job.verdict is not None)
+            job = "the job is being stopped" if ends else "the job goes on"
+            return [Say(f"{signal_name(event.signal)}: node {self.options.node_id} holds no ranks and leaves; {job}"), Leave(0)]
         if event.signal in STOP_SIGNALS:
             told = self._say(signals=(*self.report.signals, event.signal))
             impatient = self.phase is NodePhase.STOPPING and len(self.report.signals) > 1

@@ -45,6 +45,8 @@ async def _request(options: DrainOptions) -> int:
 
     keys = Keys(options.run_id)
     store = EtcdStore(options.store, registers=keys.registers)
+    waits = f"the store does not answer; trying for {options.store.timeout_s:g} s (ft-launch --store-timeout S drain ... for less)"
+    store.health.listen(lambda there: _say("the store answers" if there else waits))
     try:
         job, agent = await _look(store, keys, options.node)
         await store.transact([], [Put(keys.drains + options.node, json.dumps({"at": time.time()}))])

@@ -17,6 +17,7 @@ from ft_launcher.core.actions import (
     ReadErrors,
     Reap,
     Report,
+    Say,
     SetGrace,
     SignalRanks,
     StartRanks,
@@ -392,6 +393,19 @@ def test_a_spare_leaves_with_0() -> None:
     node.warm()
     node.run(nodes=("n0",))
     assert node.change(phase=Phase.DONE, verdict=Verdict(Outcome.FAILED, 7, "x")) == [Leave(0)]
+
+
+def test_a_spare_that_is_told_to_go_says_what_the_job_does() -> None:
+    going, ending = Node("spare"), Node("spare")
+    for node in (going, ending):
+        node.warm()
+        node.run(nodes=("n0",))
+    ending.change(stop_signal=15, phase=Phase.DRAINING)
+    for node, job in ((going, "the job goes on"), (ending, "the job is being stopped")):
+        said, left = node.send(SignalArrived(15))
+        assert isinstance(said, Say)
+        assert said.text == f"SIGTERM: node spare holds no ranks and leaves; {job}"
+        assert left == Leave(0)
 
 
 def test_an_impossible_event_tells_the_story() -> None:

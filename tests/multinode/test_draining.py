@@ -8,12 +8,34 @@ import sys
 
 from tests.multinode.cluster import SAVE_S, Cluster, gone
 from tests.multinode.conftest import Make
+from tests.store.etcd_server import free_port
 
 
 def drain(job: Cluster, node: str, run_id: str | None = None) -> subprocess.CompletedProcess[str]:
     host, port = job.endpoints[0]
     command = [sys.executable, "-m", "ft_launcher", "drain", node, "--store", f"etcd://{host}:{port}", "--run-id", run_id or job.run_id]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_drain_says_that_the_store_is_away_and_gives_up() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "ft_launcher",
+        "--store-timeout",
+        "3",
+        "drain",
+        "n1",
+        "--store",
+        f"etcd://127.0.0.1:{free_port()}",
+        "--run-id",
+        "r",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 69
+    first, second = done.stderr.splitlines()
+    assert "the store does not answer; trying for 3 s" in first
+    assert "no answer for 3 s (--store-timeout)" in second
 
 
 def test_term_to_one_agent_hands_its_place_to_the_spare_and_costs_nothing(make: Make) -> None:
