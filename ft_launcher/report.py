@@ -51,7 +51,7 @@ def banner(
     for unlimited. ValueError where topology and placement are not of the same world.
     """
     timeouts = ", ".join(f"{section} {_seconds(seconds)}" for section, seconds in timeouts_s.items())
-    facts: dict[str, object] = {"topology": describe(topology, placement), "nodes": _nodes_text(placement)}
+    facts: dict[str, object] = {"topology": describe(topology, placement), "nodes": nodes_text(placement)}
     if spares:
         facts["spares"] = _elided(spares, _NODES_SHOWN, ", ")
     if warning := _spread_warning(topology, placement):
@@ -116,7 +116,8 @@ def _node_count(placement: Placement, ranks: Iterable[int]) -> int:
     return len({rank // placement.nproc for rank in ranks})
 
 
-def _nodes_text(placement: Placement) -> str:
+def nodes_text(placement: Placement) -> str:
+    """Who holds which ranks: `n0: 0-7, n1: 8-15, ... (12 more)`."""
     starts = range(0, placement.world, placement.nproc)
     held = [f"{node}: {_ranks_text(range(first, first + placement.nproc))}" for node, first in zip(placement.nodes, starts, strict=True)]
     permuted = f"; slots permuted on {_elided(list(placement.slots), _NODES_SHOWN, ', ')}" if placement.slots else ""

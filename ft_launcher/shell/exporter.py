@@ -16,6 +16,7 @@ from ft_launcher import __version__
 from ft_launcher.config import Config
 from ft_launcher.core.actions import RecordDecision, RecordRecovery
 from ft_launcher.core.events import ProgressSeen
+from ft_launcher.core.evidence import NO_CYCLE
 from ft_launcher.core.hardware import Ledger
 from ft_launcher.core.state import JobState, Options, Phase
 from ft_launcher.shell.journal import utc_now
@@ -59,6 +60,8 @@ class Exporter:
         loaded = self._file.load()
         for note in loaded.notes:
             say(note)
+        self._found = loaded.document
+        self._begun = False
         self.document = doc.begin_run(loaded.document, self._run_info(folder))
         self._ledger: Ledger = ledger_in(self.document, utc_now())
         self.document = doc.with_timeouts(self.document, self._fixed_timeouts(), utc_now())
@@ -138,6 +141,9 @@ class Exporter:
     def committed(self, job: JobState, revision: int) -> None:
         """Phase, cycle and budgets as they now are."""
         now = utc_now()
+        if not self._begun and (job.cycle != NO_CYCLE or job.phase is not Phase.FORMING):
+            self._take_over()
+        self._begun = True
         verdict = job.verdict
         run = self.document["run"] or {}
         since = run.get("since", now) if run.get("phase") == job.phase.value else now
@@ -153,6 +159,13 @@ class Exporter:
             self._cycles[job.cycle] = doc.CycleRecord(n=job.cycle, generation=self._generation, start=now, iteration_start=self._iteration)
             self.document = doc.with_cycle(self.document, self._cycles[job.cycle])
         self.save()
+
+    def _take_over(self) -> None:
+        """A former controller has written when the run began, where it is, and which cycles it has had; where that cannot be read, all this begins now."""
+        self.document = doc.taken_over(self.document, self._found)
+        iteration = (self.document["run"] or {}).get("iteration")
+        self._iteration = iteration if isinstance(iteration, int) else None
+        self._cycles = doc.cycles_in(self.document, self._generation)
 
     def _count(self, job: JobState) -> None:
         budgets, options = job.budgets, self._options

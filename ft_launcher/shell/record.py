@@ -13,8 +13,9 @@ from typing import Any
 
 from ft_launcher.core.actions import RecordDecision, RecordRecovery, Say
 from ft_launcher.core.events import ProgressSeen
-from ft_launcher.core.state import JobState, Phase
+from ft_launcher.core.state import JobState, Phase, Verdict
 from ft_launcher.core.topology import Topology
+from ft_launcher.report import nodes_text
 from ft_launcher.shell import incident
 from ft_launcher.shell.console import Console
 from ft_launcher.shell.exporter import Exporter
@@ -61,6 +62,7 @@ class RunRecord:
         self._later: list[Callable[[], None]] = []
         self._job: JobState | None = None
         self._revision: int | None = None
+        self._placed = False
 
     def say(self, say: Say) -> None:
         """One line for console and journal."""
@@ -77,12 +79,18 @@ class RunRecord:
         if job.phase is Phase.ENDING:
             self._exporter.restore_if_torn()
         self._exporter.committed(job, revision)
+        self._say_places(job)
         if job.verdict is not None:
             self.flush()
-            verdict = job.verdict
-            cause = _first_cause(verdict.first_cause) if verdict.first_cause else None
-            final = incident.Verdict(verdict.outcome.value, verdict.exit_code, verdict.reason, job.cycle + 1, cause, verdict.exclude)
-            incident.submit_verdict(self._files.writer, self._files.folder.path, final)
+            incident.submit_verdict(self._files.writer, self._files.folder.path, final(job, job.verdict))
+
+    def _say_places(self, job: JobState) -> None:
+        """Once a controller, of several nodes: who holds which ranks. Whoever takes a place afterwards is named with it."""
+        if self._placed or job.phase is not Phase.RUNNING or job.placement is None:
+            return
+        self._placed = True
+        if len(job.placement.nodes) > 1:
+            self._files.console.say(f"cycle {job.cycle}: ranks are on {nodes_text(job.placement)}")
 
     def decided(self, decision: RecordDecision) -> None:
         """A settled cycle: journal, ft_state, and an incident folder unless it simply finished."""
@@ -179,6 +187,12 @@ class RunRecord:
     def progressed(self, progress: ProgressSeen) -> None:
         """Where training is, for ft_state."""
         self._exporter.progressed(progress, asyncio.get_running_loop().time())
+
+
+def final(job: JobState, verdict: Verdict) -> incident.Verdict:
+    """verdict.json of a job that is over."""
+    cause = _first_cause(verdict.first_cause) if verdict.first_cause else None
+    return incident.Verdict(verdict.outcome.value, verdict.exit_code, verdict.reason, job.cycle + 1, cause, verdict.exclude)
 
 
 def _first_cause(found: Mapping[str, Any]) -> incident.FirstCause:

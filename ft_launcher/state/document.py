@@ -9,7 +9,8 @@ explains it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
@@ -124,6 +125,28 @@ def begin_run(previous: Document | None, run: RunInfo) -> Document:
     return {**base, "run": {**info, **position, "outcome": None, "exit_code": None, "written": run.started}}
 
 
+def taken_over(document: Document, found: Document | None) -> Document:
+    """The document of a run that has another controller now: when it began and where it is are as `found`, the former one's, says, if that is of the same generation."""
+    run, before = document["run"] or {}, (found or {}).get("run") or {}
+    if (before.get("id"), before.get("generation")) != (run.get("id"), run.get("generation")):
+        return document
+    kept = ("started", "cycle", "phase", "since", "iteration", "spares", "revision", "reason")
+    return {**document, "run": {**run, **{key: before[key] for key in kept if key in before}}}
+
+
+def cycles_in(document: Document, generation: int) -> dict[int, CycleRecord]:
+    """The records of one generation's cycles by number. Entries that make no sense are left out."""
+    found = {}
+    names = [one.name for one in fields(CycleRecord)]
+    for entry in document["cycles"]:
+        if entry["generation"] != generation or not isinstance(entry.get("start"), str):
+            continue
+        with suppress(TypeError):
+            culprit = Culprit(**entry["culprit"]) if entry.get("culprit") else None
+            found[entry["n"]] = CycleRecord(**{**{name: entry.get(name) for name in names}, "culprit": culprit})
+    return found
+
+
 def still_written(document: Document | None, run: str, now: str) -> str | None:
     """Which other run than `run` has stated its position so lately, without being over, that it probably still does."""
     other = (document or {}).get("run") or {}
@@ -151,8 +174,8 @@ def with_cycle(document: Document, record: CycleRecord) -> Document:
         entry[key] = short(entry[key])
     if entry["culprit"] is not None:
         entry["culprit"]["why"] = short(entry["culprit"]["why"])
-    others = [cycle for cycle in document["cycles"] if _number_of(cycle) != _number_of(entry)]
-    return trimmed({**document, "cycles": sorted([*others, entry], key=_number_of)})
+    others = [cycle for cycle in document["cycles"] if number_of(cycle) != number_of(entry)]
+    return trimmed({**document, "cycles": sorted([*others, entry], key=number_of)})
 
 
 def with_timeouts(document: Document, timeouts: Mapping[str, SectionTimeout], at: str) -> Document:
@@ -200,7 +223,7 @@ def trimmed(document: Document) -> Document:
     if not surplus:
         return document
     count = document["dropped"]["cycles"] + len(surplus)
-    dropped = {"cycles": count, "through": list(_number_of(surplus[-1]))}
+    dropped = {"cycles": count, "through": list(number_of(surplus[-1]))}
     return {**document, "cycles": document["cycles"][len(surplus) :], "dropped": dropped}
 
 
@@ -238,5 +261,6 @@ def _section(before: Mapping[str, Any] | None, timeout: SectionTimeout, at: str)
     return {**entry, "why": short(timeout.why), "since": history[-1]["at"] if history else at, "history": history[-KEEP_CHANGES:]}
 
 
-def _number_of(cycle: Mapping[str, Any]) -> tuple[int, int]:
+def number_of(cycle: Mapping[str, Any]) -> tuple[int, int]:
+    """(generation, number) of an entry of `cycles`."""
     return cycle["generation"], cycle["n"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ft_launcher.state import nvrx
-from ft_launcher.state.document import KEEP_RUNS, OWN_KEYS, Document, empty, summary_of_run, trimmed
+from ft_launcher.state.document import KEEP_RUNS, OWN_KEYS, Document, empty, number_of, summary_of_run, trimmed
 
 
 def fence(document: Document) -> tuple[int, int, int]:
@@ -55,9 +55,18 @@ def united(document: Document, disk: Document) -> Document:
 def _with_cycles_of(document: Document, disk: Document) -> Document:
     dropped = max(document["dropped"], disk["dropped"], key=lambda one: tuple(one["through"] or (-1, -1)))
     through = tuple(dropped["through"] or (-1, -1))
-    cycles = {(cycle["generation"], cycle["n"]): cycle for cycle in [*disk["cycles"], *document["cycles"]]}
+    cycles = {number_of(cycle): cycle for cycle in disk["cycles"]}
+    cycles |= {number_of(cycle): _fuller(cycle, cycles.get(number_of(cycle))) for cycle in document["cycles"]}
     kept = [cycles[number] for number in sorted(cycles) if number > through]
     return trimmed({**document, "cycles": kept, "dropped": dropped})
+
+
+def _fuller(cycle: dict[str, Any], disk: dict[str, Any] | None) -> dict[str, Any]:
+    """Ours, unless the one on disk tells of the end of what ours still sees running: a former controller's last word came after we had read."""
+    if disk is None or cycle.get("end") is not None or disk.get("end") is None:
+        return cycle
+    ends_later = isinstance(disk["end"], str) and isinstance(cycle.get("start"), str) and disk["end"] > cycle["start"]
+    return disk if ends_later else cycle
 
 
 def repaired(raw: dict[str, Any]) -> tuple[Document, list[str]]:

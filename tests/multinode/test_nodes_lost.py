@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from tests.multinode.cluster import gone
@@ -20,6 +23,8 @@ def test_a_killed_node_is_replaced_by_the_spare(make: Make, how: str, rank: int)
     (spare,) = {"n0", "n1", "n2"} - set(before)
     ranks = job[victim].ranks()
     assert len(ranks) == 2
+    places = ", ".join(f"{job.holder(first, 0)}: {first}-{first + 1}" for first in (0, 2))
+    assert f"cycle 0: ranks are on {places}" in job.story()
     if how == "whole":
         job[victim].power_off()
     else:
@@ -32,6 +37,32 @@ def test_a_killed_node_is_replaced_by_the_spare(make: Make, how: str, rank: int)
     assert (decision["rule"], decision["decision"]) == (5, "replace")
     assert victim in decision["reason"]
     assert "the agent process is gone" in decision["reason"]
+
+
+def test_a_change_of_controller_leaves_the_history_in_ft_state_as_it_was(make: Make) -> None:
+    """When the run and its cycles began, and where it is, is not for a successor to make up."""
+
+    def state() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((job.folder / "ft_state.json").read_text())
+        return found
+
+    job = make(ttl_s=3).start("n0", "n1", "s0")
+    job.until_step(0)
+    job.signal_rank(1)
+    job.until_step(1, 3)
+    before = job.until(
+        lambda: seen if (seen := state())["run"]["cycle"] == 1 and seen["run"]["iteration"] and len(seen["cycles"]) == 2 else None,
+        "cycle 1 in ft_state",
+    )
+    first = job.leader()
+    job[first].kill_agent()
+    job.until(lambda: (job.stored("leader") or {}).get("node") not in (None, first), "a successor")
+    after = job.until(lambda: seen if (seen := state())["run"]["revision"] > before["run"]["revision"] else None, "its first word")
+    assert after["run"]["started"] == before["run"]["started"]
+    assert [c["start"] for c in after["cycles"][:2]] == [c["start"] for c in before["cycles"]]
+    assert after["cycles"][0] == before["cycles"][0]
+    assert after["cycles"][1]["recovery_s"] == before["cycles"][1]["recovery_s"]
+    assert after["run"]["iteration"] is not None
 
 
 def test_a_frozen_machine_is_replaced_and_when_it_wakes_its_ranks_are_gone_and_commit_nothing(make: Make) -> None:

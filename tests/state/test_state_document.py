@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -117,6 +118,32 @@ def test_a_new_generation_goes_on_and_another_run_leaves_a_summary() -> None:
     assert other["sections"] == full()["sections"]
     assert other["earlier_runs"]["job7"]["cycles"] == 3
     assert other["earlier_runs"]["job7"]["causes"] == {"crash": 2}
+
+
+def test_another_controller_goes_on_with_what_the_former_one_wrote() -> None:
+    later = replace(run_info(), started="2025-03-02T10:00:00.000Z")
+    found = full()
+    taken = doc.taken_over(doc.begin_run(found, later), found)
+    assert {**taken["run"], "written": AT} == {**found["run"], "written": AT}
+    assert doc.cycles_in(taken, 0)[1] == cycle(1)
+    assert doc.cycles_in(taken, 0)[2] == doc.CycleRecord(2, 0, AT)
+    assert doc.cycles_in(taken, 1) == {}
+    for other in (None, doc.empty(), full("job8"), full(generation=1)):
+        assert doc.taken_over(doc.begin_run(found, later), other)["run"]["started"] == later.started
+
+
+def test_entries_of_cycles_that_make_no_sense_are_not_gone_on_with() -> None:
+    bad = [{"n": 0, "generation": 0}, {"n": 1, "generation": 0, "start": AT, "culprit": {"rank": 3}}]
+    assert doc.cycles_in({**full(), "cycles": bad}, 0) == {}
+
+
+def test_a_former_controllers_last_word_of_a_cycle_stands() -> None:
+    """It reached the disk after its successor had read."""
+    over = doc.with_cycle(full(), doc.CycleRecord(2, 0, AT, "2025-03-01T11:00:00.000Z", "stopped by SIGTERM", "drain"))
+    assert history.united(full(), over)["cycles"][2]["cause"] == "drain"
+    assert history.united(over, full())["cycles"][2]["cause"] == "drain"
+    another = doc.with_cycle(full(at_cycle=1), doc.CycleRecord(2, 0, "2025-03-01T12:00:00.000Z"))
+    assert history.united(another, over)["cycles"][2]["cause"] is None, "it began after that end: another cycle of the same number"
 
 
 def test_fence_orders_by_generation_then_cycle_then_revision() -> None:
