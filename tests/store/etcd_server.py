@@ -49,11 +49,18 @@ def _unsafe_no_fsync() -> bool:
 
 def free_port() -> int:
     """A port that nobody listens on, outside the range from which the kernel takes ports for outgoing connections."""
-    while True:
-        port = random.randrange(20_000, 32_000)
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """So many different ones. Another process may be about to take the same: chosen by the system's dice, which no test has set."""
+    dice, found = random.SystemRandom(), set[int]()
+    while len(found) < count:
+        port = dice.randrange(20_000, 32_000)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            return port
+            found.add(port)
+    return list(found)
 
 
 class EtcdServer:
@@ -63,11 +70,15 @@ class EtcdServer:
         self.name = name
         self.flags = tuple(flags)
         self.tls = tls
-        self.client, self.peer, self.metrics = free_port(), free_port(), free_port()
+        self._take_ports()
+        self._served = False
         self.others: list[EtcdServer] = []
         self._folder = folder / f"etcd-{name}"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._process: subprocess.Popen[bytes] | None = None
+
+    def _take_ports(self) -> None:
+        self.client, self.peer, self.metrics = free_ports(3)
 
     @property
     def endpoint(self) -> tuple[str, int]:
@@ -79,7 +90,7 @@ class EtcdServer:
         return self._process.pid
 
     def launch(self) -> None:
-        """Start the process, without waiting for it. On other ports where somebody was faster."""
+        """Start the process, without waiting for it."""
         scheme = "https" if self.tls else "http"
         here = f"http://127.0.0.1:{self.peer}"
         everybody = ",".join(f"{s.name}=http://127.0.0.1:{s.peer}" for s in [self, *self.others])
@@ -100,10 +111,21 @@ class EtcdServer:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
 
     def start(self) -> EtcdServer:
-        """Start and wait until it serves."""
+        """Start and wait until it serves; the first time on other ports where somebody was faster."""
         self.launch()
+        while not self._served and not self.others and self._taken():
+            self._take_ports()
+            self.launch()
         self.wait_ready()
         return self
+
+    def _taken(self) -> bool:
+        """Whether it ended because another process has one of its ports; waits until that is known."""
+        assert self._process is not None
+        deadline = time.monotonic() + READY_S
+        while self._process.poll() is None and time.monotonic() < deadline and '"health":"true"' not in self._http("health"):
+            time.sleep(0.02)
+        return self._process.poll() is not None and "address already in use" in self.log()[-2000:]
 
     def wait_ready(self) -> None:
         """Until the server, and the cluster it is in, takes writes."""
@@ -112,6 +134,7 @@ class EtcdServer:
             assert self._process is not None and self._process.poll() is None, f"etcd ended: {self.log()[-2000:]}"
             assert time.monotonic() < deadline, f"etcd is not ready: {self.log()[-2000:]}"
             time.sleep(0.02)
+        self._served = True
 
     def is_leader(self) -> bool:
         """Whether this member leads its cluster."""
