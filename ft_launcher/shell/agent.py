@@ -30,13 +30,14 @@ from ft_launcher.core.events import (
     ZygoteDied,
     ZygoteStarted,
 )
-from ft_launcher.core.evidence import RankError
+from ft_launcher.core.evidence import NodeReport, RankError
 from ft_launcher.core.node import STOP_SIGNALS, NodeMachine, NodeOptions
 from ft_launcher.core.node_table import NodePhase
 from ft_launcher.core.rerun_report import RerunFinding
 from ft_launcher.core.state import JobState
 from ft_launcher.errors import PlatformError
 from ft_launcher.shell.follow import UNREACHABLE, follow
+from ft_launcher.shell.forgotten import forgotten, store_forgot
 from ft_launcher.shell.health_clearing import Clearing
 from ft_launcher.shell.keys import Keys
 from ft_launcher.shell.limits import limits_in
@@ -50,6 +51,7 @@ from ft_launcher.shell.rank_files import RankFiles
 from ft_launcher.shell.record import Files
 from ft_launcher.shell.rejected_results import on_pages
 from ft_launcher.shell.reporter import Reporter
+from ft_launcher.shell.shadow import Shadow
 from ft_launcher.shell.slips import Slips
 from ft_launcher.shell.standbys import Standbys
 from ft_launcher.shell.stop_request import StopRequest
@@ -59,7 +61,7 @@ from monitors.detect import Finding, Limits
 from monitors.hooks import STACKS_SIGNAL
 from monitors.learning import Sample
 
-SAMPLES_EVERY_S = 1.0
+SAMPLES_EVERY_S = AGAIN_S = 1.0
 AFTERWARDS_S = 0.5
 """What is not urgent is done so long after a cycle's end, when the next ranks have started."""
 
@@ -75,8 +77,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What an agent works with. `tell` is the controller's ear; `in_touch` tells whether the job is known to go on elsewhere while the store is away, which
-    `away` tells."""
+    """What an agent works with. `tell` is the controller's ear; `in_touch` tells whether the job is known to go on elsewhere while the store is away, which `away` tells."""
 
     config: Config
     store: Store
@@ -108,6 +109,7 @@ class Agent:
         self._lookout = Lookout(self._watch, around.files, lambda cycle, ranks: nursery.signal(cycle, ranks, STACKS_SIGNAL))
         self._rank_files = RankFiles(config, around.files)
         self._slips = Slips(self._warn)
+        self._shadow = Shadow(config.topology, lambda: self.knows, self._watch.progress, self._warn)
         self._stop = StopRequest(around.away, self.feed, config.term_grace_s)
         self._events: deque[NodeEvent] = deque()
         self._feeding = False
@@ -115,7 +117,6 @@ class Agent:
         self._forked: tuple[int, frozenset[int]] = (-1, frozenset())
         self._left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._report: asyncio.Event = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
 
     # -- life ---------------------------------------------------------------------------------------------------------------------------
 
@@ -124,17 +125,17 @@ class Agent:
         self._nursery.listen(self)
         follow = (self._follow_job(), self._follow_limits(), self._check_health())
         tell = (self._send_reports(), self._tell_samples(), self._stop.insist())
-        self._tasks = [asyncio.create_task(work) for work in (*follow, *tell)]
-        for task in self._tasks:
+        tasks = [asyncio.create_task(work) for work in (*follow, *tell)]
+        for task in tasks:
             task.add_done_callback(self._on_task_done)
         self._nursery.start()
         try:
             return await self._left
         finally:
-            for task in self._tasks:
+            for task in tasks:
                 task.cancel()
             try:
-                await asyncio.gather(*self._tasks, return_exceptions=True)
+                await asyncio.gather(*tasks, return_exceptions=True)
                 await self._nursery.close()
             finally:
                 self._around.clearing.close()
@@ -145,6 +146,11 @@ class Agent:
         """Whether this node holds ranks."""
         job = self._machine.job
         return job is not None and job.placement is not None and self._options.node_id in job.placement.nodes
+
+    @property
+    def knows(self) -> tuple[JobState | None, NodeReport]:
+        """The job as this node last heard of it, and what it has to say of it."""
+        return self._machine.job, self._machine.report
 
     def training(self) -> bool:
         """Whether ranks run here, and nothing is known against them."""
@@ -173,9 +179,13 @@ class Agent:
     async def _follow_job(self) -> None:
         """Every version of the job state, in order (after a reset the newest one). Healthy ranks wait for the store without end."""
         async for batch in follow(self._around.store, self._around.keys.job, lambda: self.training() or self._around.in_touch()):
-            for change in batch.changes:
-                if change.entry is not None:
-                    self._on_job(JobState.from_json(json.loads(change.entry.value)), change.revision)
+            entries = [change.entry for change in batch.changes if change.entry is not None]
+            if (batch.reset or entries) and (error := forgotten(self._machine.job, entries[-1] if entries else None)) is not None:
+                while self.training():
+                    await asyncio.sleep(AGAIN_S)
+                raise error
+            for entry in entries:
+                self._on_job(JobState.from_json(json.loads(entry.value)), entry.modified)
 
     def _on_job(self, job: JobState, revision: int) -> None:
         self.feed(JobChanged(job, revision))
@@ -217,7 +227,8 @@ class Agent:
 
     async def _send_reports(self) -> None:
         """Reports are cumulative: only the newest needs to arrive. One that nobody has to act upon can wait for a store that is away."""
-        reporter = Reporter(self._around.store, self._around.keys.report(self._options.node_id))
+        store, keys = self._around.store, self._around.keys
+        reporter = Reporter(store, keys.report(self._options.node_id), lambda: store_forgot(store, keys.job, self._machine.job))
         while True:
             await self._report.wait()
             self._report.clear()
@@ -229,6 +240,7 @@ class Agent:
                 if error.exit_code != UNREACHABLE or not self.training():
                     raise
                 self._report.set()
+                await asyncio.sleep(AGAIN_S)
 
     # -- events in, actions out -----------------------------------------------------------------------------------------------------------
 
@@ -382,7 +394,7 @@ class Agent:
         self._around.files.journal.record(f"finding-{finding.kind}", self._machine.cycle, rank=finding.rank, **fields)
         if self._lookout.on_finding(finding):
             self._around.tell.suspicion(self._machine.cycle, finding.since_s)
-        shadow = finding.kind == "hung" and self._around.config.hang_action == "log"
-        if finding.kind == "silent" or shadow:
-            would = " (only said, --hang-action log)" if shadow else ""
-            self._around.files.console.say(f"{finding.reason}{would}", "warning")
+        if finding.kind == "hung" and self._around.config.hang_action == "log":
+            self._shadow.found(finding)
+        elif finding.kind == "silent":
+            self._around.files.console.say(finding.reason, "warning")

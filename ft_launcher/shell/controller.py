@@ -30,6 +30,8 @@ NAG_S = 5.0
 """How often people are told who is missing."""
 SAME_NAG_S = 60.0
 """And how often in the same words."""
+FINISH_S = 2.0
+"""So long a write that is under way may still take when the controller has to go."""
 
 
 class DeposedError(Exception):
@@ -323,7 +325,8 @@ class Controller:
                 self._record.progressed(event)
                 if self._neighbours is not None:
                     self._neighbours.stepped(event.began_ago_s)
-            await self._carry_out(machine.handle(self._now(), event))
+            if actions := machine.handle(self._now(), event):
+                await self._carry_out(actions)
             if not isinstance(event, ProgressSeen) and (self._outside(event) or machine.state.phase is not Phase.RUNNING):
                 self._record.spares(machine.spares())
 
@@ -339,7 +342,17 @@ class Controller:
         return self._machine
 
     async def _carry_out(self, actions: Sequence[JobAction]) -> None:
-        """In order; nothing after a commit that failed."""
+        """In order; nothing after a commit that failed. What has begun is finished, also where the agent leaves meanwhile: else the store knew of an end that nobody has written down."""
+        work = asyncio.ensure_future(self._carry_out_all(actions))
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.wait({work}, timeout=FINISH_S)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            raise
+
+    async def _carry_out_all(self, actions: Sequence[JobAction]) -> None:
         for action in actions:
             if isinstance(action, Commit):
                 await self._commit(action.job)

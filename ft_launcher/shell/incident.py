@@ -103,18 +103,6 @@ class Verdict:
         return {**named, "first_cause": cause, **exclude}
 
 
-class IncidentBook:
-    """The incidents of one run folder, written through the writer thread."""
-
-    def __init__(self, writer: Writer, run_folder: Path) -> None:
-        self._writer = writer
-        self._folder = run_folder / "incidents"
-
-    def record(self, incident: Incident) -> None:
-        """Queues all files of the incident; never blocks, never raises."""
-        self._writer.submit(LANE, IncidentJob(self._folder, incident), Keep.ALWAYS)
-
-
 class IncidentJob:
     """Writes one incident into a folder of its own; may be called again after an `OSError` and then completes the same folder."""
 

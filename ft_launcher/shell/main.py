@@ -17,9 +17,9 @@ from ft_launcher import report
 from ft_launcher.config import Config
 from ft_launcher.core.node import STOP_SIGNALS, NodeOptions
 from ft_launcher.core.placement import Placement
-from ft_launcher.core.state import JobState, Options, Outcome
-from ft_launcher.errors import FTError, PlatformError
-from ft_launcher.shell import incident, linux
+from ft_launcher.core.state import JobState, Options
+from ft_launcher.errors import FTError
+from ft_launcher.shell import epilogue, linux
 from ft_launcher.shell.agent import Agent, Surroundings, Tell
 from ft_launcher.shell.console import Console
 from ft_launcher.shell.controller import Controller, Job, Neighbours
@@ -47,6 +47,8 @@ from monitors.learning import Learning
 from rerun.tracker import tracker_path
 
 FLUSH_S = 5.0
+HAND_OVER_S = 1.0
+"""So long a node that leaves waits for its disk, that whoever governs next can read what was written here."""
 REAP_S = 30.0
 """So long a node may take to clear a cycle; the time of a health check comes on top."""
 
@@ -100,16 +102,6 @@ def _reserve_standard_descriptors() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
 
 
-def _failed(files: Files, error: Exception) -> FTError:
-    """The launcher itself cannot go on: verdict.json says so, unless there is one already; and one line instead of a traceback."""
-    known = error if isinstance(error, FTError) else PlatformError(f"the launcher cannot go on: {type(error).__name__}: {error}")
-    files.journal.record("failed", None, text=str(known))
-    if not (files.folder.path / "verdict.json").exists():
-        outcome = Outcome.STORE_UNREACHABLE if known.exit_code == 69 else Outcome.FAILED
-        incident.submit_verdict(files.writer, files.folder.path, incident.Verdict(outcome.value, known.exit_code, str(known), 0))
-    return known
-
-
 async def _enter(given: _Given, folder: RunFolder | None) -> int:
     """Join the job, then run it."""
     config, console = given.config, given.console
@@ -126,9 +118,8 @@ async def _enter(given: _Given, folder: RunFolder | None) -> int:
     tail.start()
     try:
         return await _launch(given, presence, files, tail)
-    except (FTError, OSError, MemoryError) as error:
-        raise _failed(files, error) from error
     finally:
+        await asyncio.to_thread(writer.flush, HAND_OVER_S)
         await presence.leave()
         await asyncio.to_thread(tail.close, FLUSH_S)
         await asyncio.to_thread(writer.close, FLUSH_S)
@@ -219,6 +210,15 @@ def _clearing(config: Config, environ: Mapping[str, str], devices: Devices, file
 
 
 async def _launch(given: _Given, presence: Presence, files: Files, tail: LogTail) -> int:
+    agent: Agent | None = None
+    try:
+        agent = _agent(given, presence, files, tail)
+        return await _run_agent(given, presence, files, agent)
+    except (FTError, OSError, MemoryError) as error:
+        raise epilogue.failed(files, error, *(agent.knows if agent is not None else (None, None))) from error
+
+
+def _agent(given: _Given, presence: Presence, files: Files, tail: LogTail) -> Agent:
     config, environ, devices = given.config, given.environ, given.devices
     forwarded = frozenset(config.forward_signals) - STOP_SIGNALS
     node = NodeOptions(
@@ -234,7 +234,12 @@ async def _launch(given: _Given, presence: Presence, files: Files, tail: LogTail
     tell = Tell(presence.progress, presence.samples, presence.suspicion)
     clearing = _clearing(config, environ, devices, files, nursery.spared)
     around = Surroundings(config, presence.store, presence.keys, files, tail, tell, presence.in_touch, clearing, presence.away)
-    agent = Agent(around, nursery, node, (presence.host, presence.listen_on))
+    return Agent(around, nursery, node, (presence.host, presence.listen_on))
+
+
+async def _run_agent(given: _Given, presence: Presence, files: Files, agent: Agent) -> int:
+    """Until the agent has left, and whoever governed here has written down what was decided."""
+    config = given.config
     _announce(config, files)
     given.ears.hear(STOP_SIGNALS | _notices(config), agent.on_signal)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -243,7 +248,9 @@ async def _launch(given: _Given, presence: Presence, files: Files, tail: LogTail
     governing = asyncio.create_task(presence.govern(_controllers(config, presence, files), hooks))
     governing.add_done_callback(lambda task: _on_governing_done(task, agent))
     try:
-        return await agent.run()
+        code = await agent.run()
+        epilogue.concluded(files, config.node_id, agent.knows[0])
+        return code
     finally:
         disk.cancel()
         governing.cancel()

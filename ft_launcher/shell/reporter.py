@@ -7,6 +7,7 @@ the key with what this agent wrote last. It knows one key; what a report says is
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 
 from ft_launcher.core.evidence import NodeReport
 from ft_launcher.errors import PlatformError
@@ -14,15 +15,16 @@ from ft_launcher.shell.store import Modified, Put, Store
 
 
 class Reporter:
-    """Writes the reports of one agent. Joining has cleared the key."""
+    """Writes the reports of one agent. Joining has cleared the key. `forgotten()`: the error where the store has lost the run."""
 
-    def __init__(self, store: Store, key: str) -> None:
+    def __init__(self, store: Store, key: str, forgotten: Callable[[], Awaitable[PlatformError | None]] | None = None) -> None:
         self._store = store
         self._key = key
+        self._forgotten = forgotten
         self._revision = 0
 
     async def send(self, report: NodeReport) -> None:
-        """Put it there. Raises PlatformError when the store is out of reach (69), or when the node id is another agent's by now."""
+        """Put it there. Raises PlatformError when the store is out of reach or has lost the run (69), or when the node id is another agent's by now."""
         put = Put(self._key, json.dumps(report.to_json(), separators=(",", ":")))
         while True:
             outcome = await self._store.transact([Modified(self._key, self._revision)], [put])
@@ -35,5 +37,6 @@ class Reporter:
         """A write of ours that was given up may have arrived late: then the key is still ours."""
         entry = await self._store.get(self._key)
         if entry is None or json.loads(entry.value)["incarnation"] != report.incarnation:
-            raise PlatformError(f"node id {report.node_id} was taken over by another agent while this one was away")
+            lost = await self._forgotten() if self._forgotten is not None else None
+            raise lost or PlatformError(f"node id {report.node_id} was taken over by another agent while this one was away")
         return entry.modified

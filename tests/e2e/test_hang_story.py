@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,22 @@ def test_a_hang_in_a_step_while_the_others_wait_in_an_all_reduce(launch: Launche
     assert re.search(r"-- ft-launch: process \d+: state [SR], waits in ", other)
     left = [path for path in (job.run_folder / "cycle_0001").glob("*.stacks") if not path.stat().st_size]
     assert not left, "files of ranks that were never asked are gone"
+
+
+def test_hang_action_log_names_the_same_culprit_once_and_ends_nothing(launch: Launcher, marks: Path) -> None:
+    job = hang(launch, marks, 2, "sleep", "--hang-action", "log")
+    job.wait_for(lambda: "only said, --hang-action log" in job.said(), "a word about the hang")
+    job.wait_for(lambda: len({e["rank"] for e in job.events("finding-hung")}) == 4, "all ranks are beyond their limit")
+    job.process.send_signal(signal.SIGTERM)
+    job.wait_for(lambda: "passed on to all ranks" in job.said(), "the signal")
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait() == 143, job.said()
+    (line,) = [line for line in job.said().splitlines() if "only said" in line]
+    assert "rank 2 (tp=0,cp=0,dp=1,pp=0; node " in line
+    assert "hang_worker.py:stand_still" in line
+    assert "the other 3 ranks wait in all_reduce" in line
+    assert job.verdict()["cycles"] == 1
+    assert not job.incidents()
 
 
 @pytest.mark.parametrize(("rank", "do"), [(2, "stop"), (1, "spin"), (3, "queue"), (0, "talk"), (2, "save"), (0, "save")])

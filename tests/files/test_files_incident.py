@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ft_launcher.shell.incident import (
+    LANE,
     FirstCause,
     Incident,
-    IncidentBook,
     IncidentJob,
     RankAtIncident,
     Verdict,
@@ -18,7 +18,7 @@ from ft_launcher.shell.incident import (
     submit_verdict,
     write_verdict,
 )
-from ft_launcher.shell.writer import Writer
+from ft_launcher.shell.writer import Keep, Writer
 from ft_launcher.state import atomic
 from ft_launcher.state.document import Culprit
 
@@ -29,6 +29,10 @@ WHO = Culprit(3, {"tp": 1, "cp": 0, "dp": 0, "pp": 1}, "node-a", 3, "killed by S
 def incident(cycle: int = 2, **more: object) -> Incident:
     ranks = {3: RankAtIncident(17, "step", 0.5, -9), 0: RankAtIncident(17, None, None, None)}
     return Incident(cycle, "crash", "rank 3 was killed by SIGKILL", "restart in place", WHO, ranks, **more)
+
+
+def record(writer: Writer, run_folder: Path, made: Incident) -> None:
+    writer.submit(LANE, IncidentJob(run_folder / "incidents", made), Keep.ALWAYS)
 
 
 @pytest.fixture
@@ -46,7 +50,7 @@ def test_an_incident_is_a_folder_with_everything_in_it(writer: Writer, tmp_path:
     made = incident(
         progress=progress, stacks={3: "Thread 1\n  ü \ud800"}, logs={3: log, 0: tmp_path / "missing"}, extra={"cycle": "not this"}
     )
-    IncidentBook(writer, tmp_path).record(made)
+    record(writer, tmp_path, made)
     assert writer.flush(GENEROUS_S)
     folder = tmp_path / "incidents" / "0001"
     summary = json.loads((folder / "summary.json").read_text())
@@ -82,12 +86,12 @@ def test_no_culprit_is_null(writer: Writer, tmp_path: Path) -> None:
 
 def test_numbers_go_on_after_a_restart_of_the_launcher_and_beyond_what_is_there(writer: Writer, tmp_path: Path) -> None:
     for expected in ("0001", "0002"):
-        IncidentBook(writer, tmp_path).record(incident())
+        record(writer, tmp_path, incident())
         assert writer.flush(GENEROUS_S)
         assert incident_folders(tmp_path)[-1].name == expected
     (tmp_path / "incidents" / "9999").mkdir()
     (tmp_path / "incidents" / "notes.txt").write_text("an operator's")
-    IncidentBook(writer, tmp_path).record(incident())
+    record(writer, tmp_path, incident())
     assert writer.flush(GENEROUS_S)
     assert [path.name for path in incident_folders(tmp_path)] == ["0001", "0002", "9999", "10000"]
 

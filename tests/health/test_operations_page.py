@@ -56,6 +56,8 @@ FRAGMENTS = [
     "this controller may be the one that is cut off; held",
     "still waiting for nodes: ",
     "was taken over by another agent while this one was away",
+    "the store has lost run ",
+    "whether those left too early cannot be told",
     "while this node was away: leaving",
     "when it is full, training goes on and what ranks print is lost",
     "bytes of output are missing here",

@@ -149,6 +149,42 @@ def test_an_older_generation_never_governs_a_newer_one() -> None:
     run(work())
 
 
+def test_what_a_controller_has_committed_is_written_down_though_its_agent_leaves_meanwhile() -> None:
+    """A spare that is told to go may be the controller, and in the middle of the job's last word."""
+
+    class Slow(MemoryStore):
+        def __init__(self) -> None:
+            super().__init__()
+            self.written = asyncio.Event()
+
+        async def transact(self, compares: Any, operations: Any) -> Any:
+            outcome = await super().transact(compares, operations)
+            if any(o.key == KEYS.job and '"phase":"running"' in o.value for o in operations if isinstance(o, Put)):
+                self.written.set()
+                await asyncio.sleep(0.2)
+            return outcome
+
+    class Recorder(Silent):
+        def __init__(self) -> None:
+            super().__init__()
+            self.phases: list[Phase] = []
+
+        def committed(self, job: JobState, revision: int) -> None:
+            self.phases.append(job.phase)
+
+    async def work() -> None:
+        store, record = Slow(), Recorder()
+        await register(store, "a", "b")
+        task = asyncio.create_task(Controller(store, job_of(), record, "me").run(await store.grant(1000)))  # type: ignore[arg-type]
+        await store.written.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert record.phases[-1] is Phase.RUNNING
+
+    run(work())
+
+
 # -- following and reporting ----------------------------------------------------------------------------------------------------------------
 
 

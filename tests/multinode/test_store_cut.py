@@ -144,6 +144,31 @@ def test_a_crash_during_an_outage_ends_with_69_after_the_timeout(make: Make, etc
     job.signal_rank(1)
     assert {job[n].wait() for n in ("n0", "n1")} == {69}
     assert "--store-timeout" in job["n1"].said()
+    verdict = job.verdict()
+    assert (verdict["outcome"], verdict["exit_code"], verdict["cycles"]) == ("store_unreachable", 69, 1)
+    assert "; on this node rank " in verdict["reason"], "nobody else could be told what happened"
+
+
+@pytest.mark.parametrize("how", ["while they train", "at a fault"])
+def test_a_store_that_comes_back_empty_is_said_and_ends_everybody_with_69(make: Make, etcd: EtcdServer, how: str) -> None:
+    """Nobody has taken a node over, and no spare may wait for a job that the store does not know any more."""
+    job = make([etcd.endpoint], ttl_s=3).start("n0", "n1")
+    job.until_step(0)
+    job.add_spares("s0")
+    etcd.kill()
+    if how == "at a fault":
+        job.signal_rank(1)
+    etcd.wipe()
+    etcd.start()
+    if how == "while they train":
+        assert job["s0"].wait() == 69
+        steps_on(job, 0, 3)
+        job.signal_rank(1)
+    assert {n: job[n].wait() for n in ("n0", "n1", "s0")} == {"n0": 69, "n1": 69, "s0": 69}, job.story()
+    assert "taken over" not in job.story()
+    for node in ("n0", "n1", "s0"):
+        assert "the store has lost run" in job[node].said()
+    assert job.verdict()["outcome"] == "store_unreachable"
 
 
 def test_a_slow_store_disturbs_nobody(make: Make, shared_etcd: EtcdServer, detour: Way) -> None:
