@@ -228,6 +228,10 @@ class Exporter:
         """Where training is, every couple of seconds."""
         if progress.iteration is None or progress.iteration == self._iteration:
             return
+        known = self._cycles.get(progress.cycle)
+        if known is not None and known.iteration_start is None:  # the first cycle has no recovery that would tell
+            self._cycles[progress.cycle] = replace(known, iteration_start=progress.iteration)
+            self.document = doc.with_cycle(self.document, self._cycles[progress.cycle])
         self._iteration = progress.iteration
         if now_s - self._exported_at_s >= PROGRESS_EVERY_S:
             self._exported_at_s = now_s

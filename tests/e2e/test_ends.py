@@ -41,6 +41,14 @@ def test_a_healthy_stretch_gives_a_restart_back(launch: Launcher) -> None:
     assert [i["reason"].count("restart 1 of 1") for i in job.incidents()] == [1, 1, 1]
 
 
+def test_ft_state_tells_from_where_to_where_the_first_cycle_went(launch: Launcher) -> None:
+    job = launch(steps=30, step_s=0.05)
+    assert job.wait() == 0, job.said()
+    (cycle,) = json.loads((job.run_folder.parent / "ft_state.json").read_text())["cycles"]
+    assert cycle["iteration_start"] in range(10)
+    assert cycle["iteration_end"] == 29
+
+
 def test_the_same_exception_at_the_same_place_is_said_as_such(launch: Launcher) -> None:
     job = launch("--max-restarts", "1", plan=[{"rank": 3, "at": 2, "do": "raise", "value": "bad number"}])
     assert job.wait() == 1, job.said()
