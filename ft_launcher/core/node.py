@@ -89,8 +89,7 @@ class NodeMachine:
         self._revision = -1
         self._zygote_ready = False
         self._zygote_starts = 1
-        self._errors_awaited = False
-        self._reap_asked = False
+        self._errors_awaited = self._reap_asked = self._reaped = False
         self._forwarded: int | None = None
         self._alone = False
         self._story = Story()
@@ -197,7 +196,7 @@ class NodeMachine:
         self._become(NodePhase.RUNNING)
         self.cycle = job.cycle
         self._ranks = LocalRanks(self._my_ranks(job))
-        self._errors_awaited = self._reap_asked = False
+        self._errors_awaited = self._reap_asked = self._reaped = False
         self._forwarded = None
         actions: list[NodeAction] = [StartRanks(job)]
         standby = self.report.standby
@@ -298,12 +297,15 @@ class NodeMachine:
         """Nothing is left, or what is left cannot be killed: then the node is unfit."""
         unfit = f"processes {list(event.left)} cannot be killed" if event.left else event.unfit or self.report.unfit
         reruns = {**self.report.reruns, **event.reruns}
-        self.report = replace(self.report, reaped=True, reap_s=event.seconds, progress=dict(event.progress), reruns=reruns, unfit=unfit)
+        self._reaped = True
+        self.report = replace(self.report, reap_s=event.seconds, progress=dict(event.progress), reruns=reruns, unfit=unfit)
         return self._acknowledge()
 
     def _acknowledge(self) -> list[NodeAction]:
-        if not self.report.reaped or self._errors_awaited:
+        """Once nothing is left and all words are read: a report that says so is final, and judged."""
+        if not self._reaped or self._errors_awaited:
             return []
+        self.report = replace(self.report, reaped=True)
         self._become(NodePhase.IDLE)
         return [*self._say(), *(self._leave_alone() if self._alone else self._follow())]
 

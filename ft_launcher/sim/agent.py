@@ -85,6 +85,8 @@ class Agent:
         self._feeding = False
         self._master: Address | None = None
         self.ranks: Sequence[int] = ()
+        self.reading: int | None = None
+        """The cycle of which words are still being read."""
         nursery.listen(self)
 
     @property
@@ -172,7 +174,12 @@ class Agent:
         if takes_s >= ERRORS_WAIT_S:
             self._around.words_lost(found)
             found = {}
-        self.life.after(takes_s, self.feed, ev.ErrorsRead(cycle, errors, found))
+        self.reading = cycle
+        self.life.after(takes_s, self._have_read, ev.ErrorsRead(cycle, errors, found))
+
+    def _have_read(self, event: ev.ErrorsRead) -> None:
+        self.reading = None
+        self.feed(event)
 
     def _leave(self, code: int) -> None:
         self.exit_code = code

@@ -54,6 +54,13 @@ def acknowledgements_are_true(step: NodeStep) -> str | None:
     return f"{step.agent.name} reports cycle {step.action.report.cycle} reaped, but {len(step.agent.nursery.procs)} of its ranks are alive"
 
 
+def acknowledgements_are_final(step: NodeStep) -> str | None:
+    """A node that says it is cleared has read what its ranks said of themselves: the cycle may be judged at once."""
+    if not isinstance(step.action, Report) or not step.action.report.reaped or step.agent.reading != step.action.report.cycle:
+        return None
+    return f"{step.agent.name} reports cycle {step.action.report.cycle} reaped, and is still reading what its ranks said"
+
+
 def nobody_leaves_living_ranks(step: NodeStep) -> str | None:
     """An agent ends only when its ranks have."""
     if not isinstance(step.action, Leave) or not step.agent.nursery.procs:
@@ -90,6 +97,7 @@ NODE: tuple[NodeInvariant, ...] = (
     starts_are_decided,
     kills_are_decided,
     acknowledgements_are_true,
+    acknowledgements_are_final,
     nobody_leaves_living_ranks,
     everyone_leaves_with_the_verdict,
 )

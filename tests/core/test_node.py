@@ -149,6 +149,23 @@ def test_an_exit_is_reported_at_once_and_the_end_kills_the_rest() -> None:
     assert node.machine.phase is NodePhase.IDLE
 
 
+def test_a_node_is_not_cleared_before_the_last_words_are_read_whatever_else_it_reports() -> None:
+    """The next cycle's store listens meanwhile; and what was to be reported before is sent late, as it is then."""
+    node = Node()
+    node.warm()
+    node.run()
+    node.end(1, code=1)
+    node.stop()
+    node.end(0, signal=9)
+    assert not of(Report, node.send(RanksReaped(0, (), 0.02)))
+    assert not node.report.reaped
+    (report,) = of(Report, node.send(StandbyOpened(Address("127.0.0.1", 1001))))
+    assert not report.report.reaped
+    (report,) = of(Report, node.send(ErrorsRead(0, {1: RankError("boom")})))
+    assert report.report.reaped
+    assert report.report.exits[1].error == RankError("boom")
+
+
 def test_the_next_cycle_starts_where_the_store_is() -> None:
     node = Node()
     node.warm()

@@ -116,6 +116,17 @@ def acknowledges_too_early(patch: Patch) -> None:
     patch.setattr(NodeMachine, "_stop", stop)
 
 
+def acknowledges_before_all_is_read(patch: Patch) -> None:
+    true = NodeMachine.on_reaped
+
+    def on_reaped(self: NodeMachine, event: Any) -> Any:
+        actions = true(self, event)
+        self.report = replace(self.report, reaped=True)
+        return actions
+
+    patch.setattr(NodeMachine, "on_reaped", on_reaped)
+
+
 def kills_on_its_own(patch: Patch) -> None:
     true = NodeMachine.on_ended
 
@@ -312,6 +323,7 @@ MUTATIONS: tuple[tuple[Any, ...], ...] = (
     (forgets_a_field, "the_state_survives_json", 20),
     (leaves_its_ranks, "nobody_leaves_living_ranks", 20),
     (acknowledges_too_early, "acknowledgements_are_true", 20),
+    (acknowledges_before_all_is_read, "acknowledgements_are_final", 60),
     (kills_on_its_own, "kills_are_decided", 20),
     (calls_everything_finished, "the_verdict_is_true", 20),
     (forgets_what_it_knew, "the_journal_replays", 40),
