@@ -37,6 +37,10 @@ class PlatformError(FTError):
         self.exit_code = exit_code
 
 
+class ReplacedError(PlatformError):
+    """Another agent has this one's place: the job goes on without it, and is not its to conclude."""
+
+
 class BugError(FTError):
     """An impossible transition or broken invariant: ours. Carries the story: the latest events, oldest first. Exit code 70 (EX_SOFTWARE)."""
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 from ft_launcher.core.causes import Failure
 from ft_launcher.core.evidence import NodeReport
 from ft_launcher.core.state import JobState, Outcome
-from ft_launcher.errors import FTError, PlatformError
+from ft_launcher.errors import FTError, PlatformError, ReplacedError
 from ft_launcher.shell import incident
 from ft_launcher.shell.record import Files, final
 from ft_launcher.shell.writer import Keep
-
-NAME = "verdict.json"
 
 
 def failed(files: Files, error: Exception, job: JobState | None, report: NodeReport | None) -> FTError:
@@ -23,7 +21,8 @@ def failed(files: Files, error: Exception, job: JobState | None, report: NodeRep
     cycles = job.cycle + 1 if job is not None else 0
     verdict = incident.Verdict(outcome.value, known.exit_code, f"{known}{_story(report)}", cycles)
     files.journal.record("failed", None, text=verdict.reason)
-    _write_if_missing(files, verdict)
+    if not isinstance(known, ReplacedError):
+        _write_if_missing(files, verdict)
     return known
 
 
@@ -37,7 +36,7 @@ def _write_if_missing(files: Files, verdict: incident.Verdict) -> None:
     folder = files.folder.path
 
     def write() -> None:
-        if not (folder / NAME).exists():
+        if not (folder / incident.VERDICT_NAME).exists():
             incident.write_verdict(folder, verdict)
 
     files.writer.submit(incident.VERDICT_LANE, write, Keep.ALWAYS)

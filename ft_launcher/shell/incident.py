@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from ft_launcher.state.document import Culprit
 
 LANE = "incidents"
 VERDICT_LANE = "verdict"
+VERDICT_NAME = "verdict.json"
+CUT_OFF = "store_unreachable"
 _LAST_LINES = 50
 
 
@@ -125,7 +128,7 @@ class IncidentJob:
 
 def write_verdict(folder: Path, verdict: Verdict) -> Path:
     """Writes `verdict.json` into the run's folder, whole or not at all. Raises `OSError`."""
-    path = folder / "verdict.json"
+    path = folder / VERDICT_NAME
     _write_json(path, verdict.as_json())
     return path
 
@@ -133,6 +136,19 @@ def write_verdict(folder: Path, verdict: Verdict) -> Path:
 def submit_verdict(writer: Writer, folder: Path, verdict: Verdict) -> None:
     """Queues the verdict; it is tried until it is written or the writer is closed."""
     writer.submit(VERDICT_LANE, lambda: write_verdict(folder, verdict), Keep.ALWAYS)
+
+
+def withdraw_verdict(writer: Writer, folder: Path) -> None:
+    """Queues the removal of a verdict that says that the store is out of reach: whoever wrote it was cut off alone, for the job goes on."""
+
+    def withdraw() -> None:
+        path = folder / VERDICT_NAME
+        with suppress(FileNotFoundError, ValueError):
+            said = json.loads(path.read_bytes())
+            if isinstance(said, dict) and said.get("outcome") == CUT_OFF:
+                path.unlink()
+
+    writer.submit(VERDICT_LANE, withdraw, Keep.NEWEST)
 
 
 def incident_folders(run_folder: Path) -> list[Path]:

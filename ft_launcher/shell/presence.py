@@ -20,7 +20,7 @@ from ft_launcher.config import Config
 from ft_launcher.core.events import ProgressSeen
 from ft_launcher.core.evidence import NodeInfo
 from ft_launcher.core.membership import Rules
-from ft_launcher.errors import ConfigError, PlatformError
+from ft_launcher.errors import ConfigError, PlatformError, ReplacedError
 from ft_launcher.shell.candidate import Candidate, Office
 from ft_launcher.shell.channel import Body, ChannelServer, Identity, Peer, join_address, reach
 from ft_launcher.shell.controller import Controller, Neighbours
@@ -193,7 +193,7 @@ class Shared:
         """Keep the lease, stand for controller, and notice when the controller's process is gone."""
         registration = Registration(self.store, self.keys, self._info(self.generation), self._config.node_ttl_s)
         registration.on_deadline = hooks.on_deadline
-        registration.on_usurped = lambda why: hooks.lost(PlatformError(why))
+        registration.on_usurped = lambda why: hooks.lost(ReplacedError(why))
         self._registration = registration
         self._look = hooks.look
         office = Office(self.store, self.keys, self._identity)

@@ -118,8 +118,10 @@ class RunRecord:
         self._exporter.spares(count)
 
     def alive(self) -> None:
-        """Every few seconds, for ft_state."""
+        """Every few seconds, for ft_state; and for whoever was cut off alone and has concluded for all."""
         self._exporter.alive()
+        if self._job is not None and self._job.phase is Phase.RUNNING:
+            incident.withdraw_verdict(self._files.writer, self._files.folder.path)
 
     def flush(self) -> None:
         """Write now what was postponed."""

@@ -10,7 +10,7 @@ import json
 from collections.abc import Awaitable, Callable
 
 from ft_launcher.core.evidence import NodeReport
-from ft_launcher.errors import PlatformError
+from ft_launcher.errors import PlatformError, ReplacedError
 from ft_launcher.shell.store import Modified, Put, Store
 
 
@@ -38,5 +38,5 @@ class Reporter:
         entry = await self._store.get(self._key)
         if entry is None or json.loads(entry.value)["incarnation"] != report.incarnation:
             lost = await self._forgotten() if self._forgotten is not None else None
-            raise lost or PlatformError(f"node id {report.node_id} was taken over by another agent while this one was away")
+            raise lost or ReplacedError(f"node id {report.node_id} was taken over by another agent while this one was away")
         return entry.modified

@@ -45,6 +45,25 @@ def test_a_node_cut_off_from_the_store_alone_is_kept(make: Make, shared_etcd: Et
     assert job.until_step(1)["s0"], "and when it is really lost, it is replaced"
 
 
+def test_the_verdict_of_a_node_that_was_cut_off_alone_does_not_stand(make: Make, shared_etcd: EtcdServer, detour: Way) -> None:
+    """Its ranks fail, it can tell nobody and concludes that the store is away: the others know better."""
+    job, way = make(), detour(shared_etcd.endpoint)
+    options = ["--store-timeout", "6"]
+    job.start("n0", options=options).start("n1", way=way, options=options)
+    job.until_step(0)
+    job.add_spares("s0", options=options)
+    way.cut()
+    job.until(lambda: job.stored("nodes/n1") is None, "its lease ends")
+    job.signal_rank(job.holders(0)["n1"][0])
+    assert job["n1"].wait() == 69
+    assert job.until_step(1)["s0"]
+    job.until(lambda: not list((job.folder / "logs").glob("*/verdict.json")), "nothing is concluded")
+    for node in ("n0", "s0"):
+        job[node].terminate()
+    assert {n: job[n].wait() for n in ("n0", "s0")} == {"n0": 143, "s0": 143}, job.story()
+    assert job.verdict()["outcome"] == "stopped"
+
+
 def test_a_controller_cut_off_from_the_store_is_succeeded_and_writes_nothing(make: Make, shared_etcd: EtcdServer, detour: Way) -> None:
     job, way = make(), detour(shared_etcd.endpoint)
     job.start("s0", way=way)
