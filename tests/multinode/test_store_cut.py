@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -186,7 +187,7 @@ def test_a_store_that_comes_back_empty_is_said_and_ends_everybody_with_69(make: 
     assert {n: job[n].wait() for n in ("n0", "n1", "s0")} == {"n0": 69, "n1": 69, "s0": 69}, job.story()
     assert "taken over" not in job.story()
     for node in ("n0", "n1", "s0"):
-        assert "the store has lost run" in job[node].said()
+        assert re.search("the store has lost run|lost what it had confirmed", job[node].said()), job.story()
     assert job.verdict()["outcome"] == "store_unreachable"
 
 
