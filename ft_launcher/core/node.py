@@ -168,7 +168,15 @@ class NodeMachine:
         if job.cycle == self.cycle and job.phase is Phase.DRAINING:
             number = job.stop_signal or (job.leave_signal if self._told_to_leave(job) else None)
             return self._forward_stop(number) if number is not None else []
-        return self._stop()
+        return [*self._replaced(job), *self._stop()]
+
+    def _replaced(self, job: JobState) -> list[NodeAction]:
+        """It has slept, or was out of reach, and finds that the job goes on without it."""
+        node = self.options.node_id
+        if node not in job.lost and (job.cycle <= self.cycle or self._my_ranks(job)):
+            return []
+        why = job.lost.get(node, f"it has no place in cycle {job.cycle}")
+        return [Say(f"node {node} has been given up while it was away ({why}): ending its ranks of cycle {self.cycle}", "warning")]
 
     def _told_to_leave(self, job: JobState) -> bool:
         return job.leaving.get(self.options.node_id) == self.options.incarnation

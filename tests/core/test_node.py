@@ -412,6 +412,24 @@ def test_a_spare_leaves_with_0() -> None:
     assert node.change(phase=Phase.DONE, verdict=Verdict(Outcome.FAILED, 7, "x")) == [Leave(0)]
 
 
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"phase": Phase.ENDING, "lost": {"n0": "its lease ended 4.1 s ago"}}, "its lease ended 4.1 s ago"),
+        ({"cycle": 3, "placement": Placement(("n9",), 2)}, "it has no place in cycle 3"),
+    ],
+    ids=["lost", "replaced"],
+)
+def test_a_node_that_was_given_up_while_it_was_away_says_so(change: dict[str, Any], why: str) -> None:
+    node = Node()
+    node.warm()
+    node.run()
+    actions = node.change(**change)
+    (said,) = of(Say, actions)
+    assert said.text == f"node n0 has been given up while it was away ({why}): ending its ranks of cycle 0"
+    assert of(KillRanks, actions) == [KillRanks(0, [0, 1])]
+
+
 def test_a_spare_that_is_told_to_go_says_what_the_job_does() -> None:
     going, ending = Node("spare"), Node("spare")
     for node in (going, ending):

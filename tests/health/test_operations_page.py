@@ -57,6 +57,7 @@ FRAGMENTS = [
     "still waiting for nodes: ",
     "was taken over by another agent while this one was away",
     "the store has lost run ",
+    "has been given up while it was away (",
     "whether those left too early cannot be told",
     "while this node was away: leaving",
     "when it is full, training goes on and what ranks print is lost",

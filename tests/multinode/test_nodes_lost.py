@@ -84,6 +84,7 @@ def test_a_frozen_machine_is_replaced_and_when_it_wakes_its_ranks_are_gone_and_c
     assert [x for x in job.lines("commits.jsonl") if x["cycle"] == 0 and x["what"] == "commit"] == committed
     job.until(lambda: job.stored(f"nodes/{victim}"), "the woken node registers again, as a spare")
     assert job[victim].running()
+    assert f"node {victim} has been given up while it was away (its lease ended " in job[victim].said()
     job.until_step(1, len(job.steps(0, 1)) + 5)
     assert job.cycle() == 1, "its return disturbs nobody"
 
