@@ -27,7 +27,6 @@ class Ears:
         self._heard: set[int] = set()
         self._told: Callable[[int], None] | None = None
         self._kept: list[int] = []
-        self._closed = False
 
     def overlook(self, numbers: Iterable[int]) -> None:
         """From now on these do nothing until somebody hears them. Not SIG_IGN, which children inherit."""
@@ -54,11 +53,9 @@ class Ears:
         """All is over: whatever was ever handled is ignored from now on, also when Python gives its handlers up at its end."""
         for number in self._handled:
             signal.signal(number, signal.SIG_IGN)
-        if not self._closed:
-            signal.set_wakeup_fd(-1)
-            os.close(self._read_fd)
-            os.close(self._write_fd)
-        self._closed = True
+        signal.set_wakeup_fd(-1)
+        os.close(self._read_fd)
+        os.close(self._write_fd)
 
     def _read(self) -> None:
         with suppress(BlockingIOError):

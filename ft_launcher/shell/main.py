@@ -9,7 +9,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,13 +56,21 @@ REAP_S = 30.0
 def run(config: Config, environ: Mapping[str, str] | None = None) -> int:
     """Launch and supervise until the job is done; returns the exit code. Raises FTError for what the user or the platform got wrong."""
     _reserve_standard_descriptors()
-    with closing(Ears()) as ears:
-        ears.overlook(_notices(config))  # one ahead of a pre-emption must not end a launcher that has no ranks yet
+    console, ears = Console(), Ears()
+    ears.overlook(_notices(config))  # one ahead of a pre-emption must not end a launcher that has no ranks yet
+    try:
         environ = dict(os.environ if environ is None else environ)
-        given = _Given(config, environ, find_devices(config.nproc, environ), ears, Console())
+        given = _Given(config, environ, find_devices(config.nproc, environ), ears, console)
         folder = create_run_folder(config.log_dir, config.run_id) if config.store.kind == "memory" else None
         linux.become_subreaper()
-        return _run(given, folder)
+        console.start()
+        return asyncio.run(_enter(given, folder))
+    except FinishedError as finished:
+        console.say(str(finished))
+        return finished.code
+    finally:
+        ears.close()
+        console.close(FLUSH_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +82,6 @@ class _Given:
     devices: Devices
     ears: Ears
     console: Console
-
-
-def _run(given: _Given, folder: RunFolder | None) -> int:
-    given.console.start()
-    try:
-        return asyncio.run(_enter(given, folder))
-    except FinishedError as finished:
-        given.console.say(str(finished))
-        return finished.code
-    finally:
-        given.ears.close()
-        given.console.close(FLUSH_S)
 
 
 def _notices(config: Config) -> set[int]:

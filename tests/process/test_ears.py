@@ -76,7 +76,6 @@ async def work():
     await asyncio.sleep(0.01)
     print([int(n) for n in first], [int(n) for n in second])
     ears.close()
-    ears.close()
 
 print("ready", flush=True)
 asyncio.run(work())
