@@ -61,7 +61,6 @@ class Exporter:
         for note in loaded.notes:
             say(note)
         self._found = loaded.document
-        self._begun = False
         self.document = doc.begin_run(loaded.document, self._run_info(folder))
         self._ledger: Ledger = ledger_in(self.document, utc_now())
         self.document = doc.with_timeouts(self.document, self._fixed_timeouts(), utc_now())
@@ -141,9 +140,9 @@ class Exporter:
     def committed(self, job: JobState, revision: int) -> None:
         """Phase, cycle and budgets as they now are."""
         now = utc_now()
-        if not self._begun and (job.cycle != NO_CYCLE or job.phase is not Phase.FORMING):
-            self._take_over()
-        self._begun = True
+        found, self._found = self._found, None
+        if found is not None and (job.cycle != NO_CYCLE or job.phase is not Phase.FORMING):
+            self._take_over(found)
         verdict = job.verdict
         run = self.document["run"] or {}
         since = run.get("since", now) if run.get("phase") == job.phase.value else now
@@ -160,9 +159,9 @@ class Exporter:
             self.document = doc.with_cycle(self.document, self._cycles[job.cycle])
         self.save()
 
-    def _take_over(self) -> None:
+    def _take_over(self, found: doc.Document) -> None:
         """A former controller has written when the run began, where it is, and which cycles it has had; where that cannot be read, all this begins now."""
-        self.document = doc.taken_over(self.document, self._found)
+        self.document = doc.taken_over(self.document, found)
         iteration = (self.document["run"] or {}).get("iteration")
         self._iteration = iteration if isinstance(iteration, int) else None
         self._cycles = doc.cycles_in(self.document, self._generation)

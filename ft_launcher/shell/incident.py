@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ft_launcher.core.state import Outcome
 from ft_launcher.shell.logs import last_lines
 from ft_launcher.shell.writer import Keep, Writer
 from ft_launcher.state.atomic import write_atomic
@@ -23,7 +24,6 @@ from ft_launcher.state.document import Culprit
 LANE = "incidents"
 VERDICT_LANE = "verdict"
 VERDICT_NAME = "verdict.json"
-CUT_OFF = "store_unreachable"
 _LAST_LINES = 50
 
 
@@ -145,7 +145,7 @@ def withdraw_verdict(writer: Writer, folder: Path) -> None:
         path = folder / VERDICT_NAME
         with suppress(FileNotFoundError, ValueError):
             said = json.loads(path.read_bytes())
-            if isinstance(said, dict) and said.get("outcome") == CUT_OFF:
+            if isinstance(said, dict) and said.get("outcome") == Outcome.STORE_UNREACHABLE.value:
                 path.unlink()
 
     writer.submit(VERDICT_LANE, withdraw, Keep.NEWEST)

@@ -125,9 +125,9 @@ def begin_run(previous: Document | None, run: RunInfo) -> Document:
     return {**base, "run": {**info, **position, "outcome": None, "exit_code": None, "written": run.started}}
 
 
-def taken_over(document: Document, found: Document | None) -> Document:
+def taken_over(document: Document, found: Document) -> Document:
     """The document of a run that has another controller now: when it began and where it is are as `found`, the former one's, says, if that is of the same generation."""
-    run, before = document["run"] or {}, (found or {}).get("run") or {}
+    run, before = document["run"] or {}, found["run"] or {}
     if (before.get("id"), before.get("generation")) != (run.get("id"), run.get("generation")):
         return document
     kept = ("started", "cycle", "phase", "since", "iteration", "spares", "revision", "reason")

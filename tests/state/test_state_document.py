@@ -128,7 +128,7 @@ def test_another_controller_goes_on_with_what_the_former_one_wrote() -> None:
     assert doc.cycles_in(taken, 0)[1] == cycle(1)
     assert doc.cycles_in(taken, 0)[2] == doc.CycleRecord(2, 0, AT)
     assert doc.cycles_in(taken, 1) == {}
-    for other in (None, doc.empty(), full("job8"), full(generation=1)):
+    for other in (doc.empty(), full("job8"), full(generation=1)):
         assert doc.taken_over(doc.begin_run(found, later), other)["run"]["started"] == later.started
 
 
