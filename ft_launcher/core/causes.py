@@ -80,19 +80,19 @@ class Evidence:
         return [(r.node_id, e) for r in self.reports for e in r.exits.values() if e.success and not e.ended]
 
     def deserters(self) -> list[RankExit]:
-        """The ranks that left with 0, where all failures are those of ranks that lost a peer: they may have lost these. In rank order; none where one of them left after all."""
+        """The ranks that had left with 0 when the first of their node failed, where all failures are those of ranks that lost a peer: they may have lost these. In rank order."""
         failures, left = self.failures(), self.left()
         if not left or not failures or not failures[0].victim:
             return []
         earliest = {node: min((f.exit.failed_ns for f in failures if f.node_id == node), default=None) for node, _ in left}
         before = [e for node, e in left if (first_ns := earliest[node]) is None or e.failed_ns <= first_ns + SIGNAL_LEAD_NS]
-        return sorted(before, key=lambda e: e.rank) if len(before) == len(left) else []
+        return sorted(before, key=lambda e: e.rank)
 
     def left_early(self) -> RankExit | None:
-        """Of the deserters the one that is the cause: the only one, or the first that left in the middle of a step. Without a step it may be the job's end, where all leave."""
+        """Of the deserters the one that is the cause: the first that left inside a section, or the only rank that left at all. Of several outside it may be the job's end."""
         left = self.deserters()
-        amid = [e for e in left if (seen := self.progress().get(e.rank)) is not None and seen.stepping]
-        return left[0] if len(left) == 1 else amid[0] if amid else None
+        amid = [e for e in left if (seen := self.progress().get(e.rank)) is not None and seen.section is not None]
+        return amid[0] if amid else left[0] if left and len(self.left()) == 1 else None
 
     def hangs(self) -> list[tuple[str, Hang]]:
         """Confirmed hangs, the one that stood still longest first."""

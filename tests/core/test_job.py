@@ -255,7 +255,7 @@ def test_where_several_left_with_0_nobody_is_named_for_it_may_be_the_jobs_end() 
         for rank in (2, 3):
             job.exit("n0", rank, code=0, failed_ns=5_000_000_000)
         job.exit("n0", 0, code=1, stamp=LOST_PEER, failed_ns=7_000_000_000)
-        job.clear("n0", iteration=41 + cycle)
+        job.clear("n0", progress={rank: RankProgress(41 + cycle, 41, None, 0.5, client=True) for rank in range(4)})
         job.forked()
     for decision in job.decisions():
         assert decision.culprit is None
@@ -267,7 +267,7 @@ def test_where_several_left_with_0_nobody_is_named_for_it_may_be_the_jobs_end() 
     assert (verdict.exit_code, verdict.first_cause) == (1, None)
 
 
-def test_of_several_that_left_with_0_the_first_in_the_middle_of_a_step_is_the_cause() -> None:
+def test_of_several_that_left_with_0_the_first_inside_a_section_is_the_cause() -> None:
     """All ranks of a node leave; on the other all connections break."""
     job = Job(nodes=2, nproc=2)
     job.start()
@@ -275,7 +275,7 @@ def test_of_several_that_left_with_0_the_first_in_the_middle_of_a_step_is_the_ca
         job.exit("n1", rank, code=0, failed_ns=1_000_000_000)
     for rank in (0, 1):
         job.exit("n0", rank, code=1, stamp=LOST_PEER, failed_ns=2_000_000_000)
-    where = {rank: RankProgress(32, 32, "step", 0.5, client=True, stepping=rank != 2) for rank in range(4)}
+    where = {rank: RankProgress(32, 32, None if rank == 2 else "setup", 0.5, client=True) for rank in range(4)}
     job.clear("n1", progress={rank: where[rank] for rank in (2, 3)})
     job.clear("n0", progress={rank: where[rank] for rank in (0, 1)})
     decision = job.decisions()[0]
@@ -285,6 +285,17 @@ def test_of_several_that_left_with_0_the_first_in_the_middle_of_a_step_is_the_ca
         in decision.reason
     )
     assert dict(job.state.budgets.node_failures) == {"n1": 1}
+
+
+def test_one_that_leaves_after_the_first_failure_does_not_make_a_victim_the_culprit() -> None:
+    """Two leave, 30 ms apart, and a peer of theirs fails in between."""
+    job = Job()
+    job.start()
+    job.exit("n0", 1, code=0, failed_ns=1_000_000_000)
+    job.exit("n0", 0, code=1, stamp=LOST_PEER, failed_ns=1_001_000_000)
+    job.exit("n0", 2, code=0, failed_ns=1_030_000_000)
+    job.clear("n0", progress={rank: RankProgress(None, 0, "setup" if rank in {1, 2} else None, 0.5, client=True) for rank in range(4)})
+    assert job.decisions()[0].culprit["rank"] == 1  # type: ignore[index]
 
 
 def test_finish_waits_for_stragglers_and_then_succeeds() -> None:
